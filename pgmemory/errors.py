@@ -1,0 +1,41 @@
+"""The errors that pgmemory raises, apart from those of the database.
+
+    PgMemoryError
+    ├── ConfigurationError       an argument or an environment variable is wrong (also a ValueError)
+    ├── MessageNotStorableError  a message holds a value with no JSON form (also a ValueError)
+    ├── SchemaError              the database's schema is missing, too old or too new
+    └── StoreError               the database refused or could not be reached: see pgmemory.pool
+
+This module knows nothing of psycopg2, so errors that are also psycopg2's stand in `pgmemory.pool`.
+No error text ever holds a password or a whole connection string.
+"""
+
+from __future__ import annotations
+
+
+class PgMemoryError(Exception):
+    """Base of every error that pgmemory raises on purpose."""
+
+
+class ConfigurationError(PgMemoryError, ValueError):
+    """An argument is wrong: the text says which one, what it was and what is accepted."""
+
+
+class MessageNotStorableError(PgMemoryError, ValueError):
+    """A message holds a value that has no JSON form; nothing of its turn was written.
+
+    Attributes:
+        path: Where the value sits, for example ``additional_kwargs['client']``.
+    """
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path = path
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"cannot store {self.path}: {self.reason}"
+
+
+class SchemaError(PgMemoryError):
+    """The schema does not fit this version of pgmemory: the text names the command that mends it."""

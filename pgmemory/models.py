@@ -1,0 +1,143 @@
+"""Frozen records: what the store takes in and gives out.
+
+A record is a row turned into typed, immutable values. Nothing here knows LangChain or SQL.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+# The namespace of every id that is derived from names; changing it would orphan all stored rows.
+_NAMESPACE = uuid.UUID("6f1f4c1e-6d0c-5c4e-9d5e-0b1f6a7f3d52")
+
+
+# PostgreSQL's text cannot hold NUL, and UTF-8 cannot encode surrogates.
+_NOT_TEXT = re.compile("[\x00\ud800-\udfff]")
+
+
+def readable(text: str) -> str:
+    """Return a text as PostgreSQL can keep it: what it cannot becomes U+FFFD."""
+    if "\x00" not in text:
+        try:
+            text.encode()
+            return text
+        except UnicodeEncodeError:
+            pass
+    return _NOT_TEXT.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationKey:
+    """The three names that make a conversation: nobody reaches another user's with a session id alone."""
+
+    tenant_id: str
+    user_id: str
+    session_id: str
+
+    @property
+    def id(self) -> uuid.UUID:
+        """The conversation's primary key: UUID version 5 (RFC 9562) of the three names."""
+        # JSON keeps ("a", "b:c") and ("a:b", "c") apart, which joining with any separator would not.
+        return uuid.uuid5(_NAMESPACE, json.dumps([self.tenant_id, self.user_id, self.session_id]))
+
+    def write_id(self, idempotency_key: str) -> uuid.UUID:
+        """Return the write id that stands for a caller's own key in this conversation."""
+        return uuid.uuid5(self.id, idempotency_key)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """One message as its row holds it.
+
+    Attributes:
+        role: LangChain's message type: ``human``, ``ai``, ``system``, ``tool``, ``function``, ``chat`` or ``remove``.
+        content: What a person reads.
+        additional_kwargs: JSON text of the message's ``additional_kwargs``, or None if it has none.
+        extra: JSON text of everything else that `content` cannot carry exactly, or None for a plain message.
+        tags: Keywords found in the turn; None if no relevant turn was recognised here.
+        judged_by: Fingerprint of the rule that `tags` come from, or None.
+        token_count: Tokens of this message under `token_encoding`, or None if it was not counted.
+        token_encoding: Name of the encoding `token_count` was made with, or None.
+        message_index: Its number in the conversation (gapless when written), or None before it is stored.
+        created_at: When the server stored it (aware), or None before it is stored.
+    """
+
+    role: str
+    content: str
+    additional_kwargs: str | None = None
+    extra: str | None = None
+    tags: tuple[str, ...] | None = None
+    judged_by: str | None = None
+    token_count: int | None = None
+    token_encoding: str | None = None
+    message_index: int | None = None
+    created_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSummary:
+    """The newest summary of a conversation.
+
+    Attributes:
+        content: Its text.
+        covers_through: Index of the last message that it covers.
+        created_at: When it took effect (aware).
+    """
+
+    content: str
+    covers_through: int
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What one read of a conversation found, all of it in the order of the log.
+
+    Attributes:
+        system: System messages of the preamble, which every window shows.
+        messages: Other messages, neighbours in the log, except that turns which the query left out are missing.
+        complete: Nothing further lies in the direction of the read: towards older messages, or, for what is still
+            to be summarised, towards newer ones.
+        summary: The newest summary, if the query asks for it and there is one.
+        state: What a summary's taking effect is compared with, if the query asks for it; None without a conversation.
+    """
+
+    system: tuple[StoredMessage, ...]
+    messages: tuple[StoredMessage, ...]
+    complete: bool
+    summary: StoredSummary | None = None
+    state: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationRecord:
+    """A conversation as its row holds it.
+
+    Attributes:
+        session_id: Its name in the application.
+        user_id: Its user, or ''.
+        tenant_id: Its tenant, or ''.
+        metadata: The application's own notes about it.
+        created_at: When it was created (aware).
+        updated_at: When its last turn was stored (aware).
+        message_count: How many messages it holds now.
+        next_message_index: The number that its next message gets.
+        summarized_through: Index of the last message that a summary covers or a clearing removed; -1 if none.
+        time_to_live: How long it is kept after its last turn, or None for ever.
+    """
+
+    session_id: str
+    user_id: str
+    tenant_id: str
+    metadata: dict[str, Any]
+    created_at: datetime
+    updated_at: datetime
+    message_count: int
+    next_message_index: int
+    summarized_through: int
+    time_to_live: timedelta | None

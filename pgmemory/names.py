@@ -1,0 +1,53 @@
+"""Names that applications give, checked: of a PostgreSQL schema, a tenant, a user, a session.
+
+Every function raises ConfigurationError for a name that cannot be kept; the text says which argument it was.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from pgmemory.errors import ConfigurationError
+
+_MAX_SCHEMA_BYTES = 63  # PostgreSQL cuts longer names without a word
+_MAX_INDEXED_BYTES = 1000  # an index row is limited to a third of a page
+
+
+def schema_name(name: Any) -> str:
+    """Return the name of a PostgreSQL schema, checked."""
+    text = text_id("schema", name)
+    if len(text.encode()) > _MAX_SCHEMA_BYTES:
+        raise ConfigurationError(f"schema must not be longer than {_MAX_SCHEMA_BYTES} bytes, as {name!r} is")
+    return text
+
+
+def text_id(field: str, value: Any) -> str:
+    """Return an id as text: any non-empty text, exactly as it is, or an int or a UUID turned into text."""
+    if isinstance(value, uuid.UUID):
+        return str(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(int(value))
+    if not isinstance(value, str):
+        raise ConfigurationError(f"{field} must be text, an int or a UUID, not {type(value).__name__}")
+    if not value:
+        raise ConfigurationError(f"{field} must not be empty")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ConfigurationError(
+            f"{field} {value!r} holds half a surrogate pair, which PostgreSQL cannot keep"
+        ) from None
+    if "\0" in value:
+        raise ConfigurationError(f"{field} {value!r} holds NUL, which PostgreSQL cannot keep")
+    return value[:]  # the plain text of a subclass, such as an enumeration's, whose str() may be another
+
+
+def indexed_id(field: str, value: Any) -> str:
+    """Return an id as text that also fits into an index."""
+    text = text_id(field, value)
+    if len(text.encode()) > _MAX_INDEXED_BYTES:
+        raise ConfigurationError(
+            f"{field} must not be longer than {_MAX_INDEXED_BYTES} bytes; this one has {len(text.encode())}"
+        )
+    return text

@@ -1,0 +1,151 @@
+"""Turns: how a log divides, what of a turn a model is shown, which turns fit. Pure: lists in, lists out.
+
+A turn starts at a human message and runs to the next one. What stands before the first human message is the preamble.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    FunctionMessage,
+    HumanMessage,
+    RemoveMessage,
+    SystemMessage,
+    ToolMessage,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedMessage:
+    """A message with what the log knows of it.
+
+    Attributes:
+        message: The message as it was said.
+        message_index: Its number in the conversation.
+        token_count: Its tokens, if they are known for the counter at hand.
+        tags: Keywords found in its turn; None if no rule found the turn relevant, or if it doesn't begin the turn.
+        judged_by: Fingerprint of the rule that judged its turn, or None.
+    """
+
+    message: BaseMessage
+    message_index: int
+    token_count: int | None = None
+    tags: tuple[str, ...] | None = None
+    judged_by: str | None = None
+
+
+Turn = list[LoggedMessage]
+
+
+def split_turns(messages: Sequence[LoggedMessage]) -> tuple[list[LoggedMessage], list[Turn]]:
+    """Divide messages, oldest first, into what stands before the first human message and whole turns."""
+    before: list[LoggedMessage] = []
+    turns: list[Turn] = []
+    for logged in messages:
+        if isinstance(logged.message, HumanMessage):
+            turns.append([logged])
+        else:
+            (turns[-1] if turns else before).append(logged)
+    return before, turns
+
+
+def shown(messages: Sequence[LoggedMessage]) -> list[LoggedMessage]:
+    """Return what a model is shown of one turn or of a preamble: that which model providers accept.
+
+    Left out are a tool call without all its results together with the results it has, a result without its call, and
+    the whole of it if one of its AI messages has neither text nor calls. Results belong to a call if they follow its
+    message directly, which is what providers require; the older function call and its result are paired by name.
+    """
+    kept: list[LoggedMessage] = []
+    position = 0
+    while position < len(messages):
+        logged = messages[position]
+        position += 1
+        if isinstance(logged.message, AIMessage):
+            calls = _calls(logged.message)
+            if not calls and not _says_anything(logged.message):
+                return []
+            results = list(takewhile(_is_result, messages[position:]))
+            position += len(results)
+            answers = _answers(calls, results)
+            if answers is not None:
+                kept += [logged, *answers]
+        elif not _is_result(logged) and not isinstance(logged.message, RemoveMessage):
+            kept.append(logged)
+    return kept
+
+
+def shown_preamble(messages: Sequence[LoggedMessage]) -> list[LoggedMessage]:
+    """Return what a model is shown of the preamble, by the rules of `shown`, message by message.
+
+    The preamble is no turn: an AI message that says nothing is left out alone and takes nothing else with it.
+    """
+    return shown([logged for logged in messages if not _is_mute(logged.message)])
+
+
+def is_preamble_system(logged: LoggedMessage) -> bool:
+    """Tell whether a message of the preamble is one that every window keeps."""
+    return isinstance(logged.message, SystemMessage)
+
+
+def longest_suffix(turns: Sequence[Turn], fits: Callable[[Sequence[Turn]], bool]) -> list[Turn]:
+    """Return the most turns, newest first, that fit together, in the order of the log.
+
+    Asks `fits` about as many candidates as the logarithm of the number of turns. What fits must still fit without its
+    oldest turn, or the answer is a suffix that fits and would not with one more turn, though perhaps not the longest.
+
+    Args:
+        turns: Oldest first.
+        fits: Whether a suffix of them fits; it is not asked about none.
+    """
+    start = bisect_left(range(len(turns)), True, key=lambda start: fits(turns[start:]))
+    return list(turns[start:])
+
+
+def _is_result(logged: LoggedMessage) -> bool:
+    return isinstance(logged.message, (ToolMessage, FunctionMessage))
+
+
+def _is_mute(message: BaseMessage) -> bool:
+    return isinstance(message, AIMessage) and not _calls(message) and not _says_anything(message)
+
+
+_Call = tuple[str, str | None]  # ("id", …), or ("name", …) for the older function call
+
+
+def _calls(message: AIMessage) -> list[_Call]:
+    """Return what the result of each of a message's calls must bear."""
+    calls: list[_Call] = [("id", call.get("id")) for call in [*message.tool_calls, *message.invalid_tool_calls]]
+    function_call = message.additional_kwargs.get("function_call")
+    if not calls and isinstance(function_call, dict):
+        calls.append(("name", function_call.get("name")))
+    return calls
+
+
+def _answers(calls: list[_Call], results: list[LoggedMessage]) -> list[LoggedMessage] | None:
+    """Return those of the results that answer the calls, one a call; None if a call has none."""
+    open_calls = Counter(calls)
+    answers = []
+    for result in results:
+        message = result.message
+        call = ("id", message.tool_call_id) if isinstance(message, ToolMessage) else ("name", message.name)
+        if open_calls[call] > 0:
+            open_calls[call] -= 1
+            answers.append(result)
+    return None if open_calls.total() else answers
+
+
+def _says_anything(message: AIMessage) -> bool:
+    if isinstance(message.content, str):
+        return bool(message.content.strip())
+    return any(
+        block.strip() if isinstance(block, str) else block.get("type") != "text" or str(block.get("text", "")).strip()
+        for block in message.content
+    )

@@ -1,0 +1,60 @@
+"""Threads in which a store's work runs for asyncio callers.
+
+asyncio's default executor has few threads and serves the whole program: saves that wait for a database there would
+hold up name resolution and whatever else the loop sends to it. This module knows nothing of databases.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Workers:
+    """At most `count` threads, started when first needed, made anew after a fork.
+
+    Args:
+        count: How many calls may run at once; further ones wait in line.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._lock = threading.Lock()
+        self._executor: ThreadPoolExecutor | None = None
+        self._pid = os.getpid()
+
+    async def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a function in one of the threads, with the caller's context variables, and return its result.
+
+        If the awaiting task is cancelled, a function that has begun still runs to its end.
+        """
+        call = partial(contextvars.copy_context().run, partial(function, *args, **kwargs))
+        return await asyncio.get_running_loop().run_in_executor(self._running(), call)
+
+    def close(self) -> None:
+        """Let running calls end and start no further ones until the next `run`."""
+        with self._lock:
+            executor, self._executor = self._executor, None
+        if executor is not None and self._pid == os.getpid():
+            executor.shutdown(wait=False)
+
+    def _running(self) -> ThreadPoolExecutor:
+        if self._pid != os.getpid():
+            # Threads, and a lock that one of them may have held, do not live on in a forked child.
+            self._lock, self._executor, self._pid = threading.Lock(), None, os.getpid()
+        with self._lock:
+            if self._executor is None:
+                self._executor = ThreadPoolExecutor(self._count, thread_name_prefix="pgmemory")
+            return self._executor
+
+    def __reduce__(self) -> tuple[type[Workers], tuple[int]]:
+        return Workers, (self._count,)
