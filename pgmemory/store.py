@@ -1,0 +1,446 @@
+"""The conversation store: appends to logs, reads windows of them, keeps summaries, clears. Records in, records out.
+
+The store knows rows and transactions. It knows neither LangChain nor what a view does with a window. Every method is
+one round trip and one transaction unless it says otherwise, and may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, ParamSpec, TypeVar
+
+from pgmemory import queries, schema
+from pgmemory.embedded import LocalServer
+from pgmemory.errors import ConfigurationError, MessageNotStorableError, SchemaError
+from pgmemory.models import ConversationKey, ConversationRecord, StoredMessage, StoredSummary, Window, readable
+from pgmemory.names import indexed_id, schema_name, text_id
+from pgmemory.pool import Database, StoreError
+from pgmemory.workers import Workers
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_LAST = 2**31 - 1  # above every message index
+_MISSING_RELATION = ("42P01", "3F000", "42703")  # undefined_table, invalid_schema_name, undefined_column
+_NO_JSON_TEXT = ("22P05", "22P02")  # untranslatable_character, invalid_text_representation
+
+
+class ConversationStore:
+    """All conversations of one tenant, in one PostgreSQL schema.
+
+    Make one per process and share it: every history and memory may use it at once, from any thread. Building it does
+    no I/O; it connects when first used.
+
+    Args:
+        source: A DSN (``postgresql://…``, SQLAlchemy's ``postgresql+psycopg2://…`` or libpq's ``key=value``), None for
+            ``$DATABASE_URL``, or a psycopg2 pool or an SQLAlchemy engine that the application already has, which is
+            used and never closed.
+        schema: Name of the PostgreSQL schema that holds the tables; any name.
+        tenant_id: Tenant whose conversations these are; another tenant's are out of reach. None for no tenants.
+        min_connections: Connections that are kept open once they were needed.
+        max_connections: Connections that are never passed.
+        timeout_seconds: How long to wait for a free connection before PoolTimeoutError.
+        application_name: What PostgreSQL shows in ``pg_stat_activity``.
+
+    Raises:
+        ConfigurationError: An argument is wrong, or neither a source nor ``$DATABASE_URL`` is given.
+    """
+
+    def __init__(
+        self,
+        source: Any = None,
+        *,
+        schema: str = "pgmemory",
+        tenant_id: str | int | uuid.UUID | None = None,
+        min_connections: int = 1,
+        max_connections: int = 10,
+        timeout_seconds: float = 30.0,
+        application_name: str = "pgmemory",
+    ) -> None:
+        self.schema = schema_name(schema)
+        self.tenant_id = "" if tenant_id is None else indexed_id("tenant_id", tenant_id)
+        self._database = Database(
+            source,
+            min_connections=min_connections,
+            max_connections=max_connections,
+            timeout_seconds=timeout_seconds,
+            application_name=application_name,
+        )
+        self._server: LocalServer | None = None
+        self._workers = Workers(self._database.max_connections)
+
+    @classmethod
+    def embedded(cls, path: str | os.PathLike[str], **options: Any) -> ConversationStore:
+        """Start a local PostgreSQL that keeps its data at `path`, for development; `close` lets go of it.
+
+        Several processes may use one path: the first starts the server, the last one to end stops it. The schema is
+        set up. Needs the extra ``embedded`` or a PostgreSQL that is installed on the machine.
+
+        Args:
+            path: Folder of the data; made on first use.
+            **options: Further arguments of ConversationStore, except the source.
+
+        Raises:
+            LocalServerError: No PostgreSQL was found or it did not start: the text says why.
+        """
+        server = LocalServer(path)
+        try:
+            store = cls(server.start(), **options)
+            store._server = server
+            store.setup()
+        except BaseException:
+            server.stop()
+            raise
+        return store
+
+    def setup(self) -> list[str]:
+        """Create the schema or bring it up to date; return the names of the migrations that this call applied.
+
+        Idempotent, and safe when any number of processes start at once. On a schema that is up to date it writes
+        nothing and needs no right beyond reading. One transaction a migration.
+
+        Raises:
+            SchemaError: A newer pgmemory has changed the schema so that this version no longer works on it.
+            StoreError: A migration failed (nothing of it is left) or the database could not be reached.
+        """
+        return [f"{step.version:04}_{step.name}" for step in schema.apply(self._database, self.schema)]
+
+    def schema_status(self) -> schema.SchemaStatus:
+        """Return which migrations were applied and which are pending. Writes nothing; two round trips."""
+        return schema.status(self._database, self.schema)
+
+    def key(self, session_id: str | int | uuid.UUID, user_id: str | int | uuid.UUID | None = None) -> ConversationKey:
+        """Return the key of a conversation of this tenant. No I/O.
+
+        Args:
+            session_id: Its name in the application: any non-empty text, compared exactly; an int or a UUID is turned
+                into text.
+            user_id: Its user; None and '' mean no user. Another user's conversation of the same name is another one.
+
+        Raises:
+            ConfigurationError: A name is missing, of another type, or holds what PostgreSQL text cannot.
+        """
+        user = "" if user_id is None or user_id == "" else indexed_id("user_id", user_id)
+        return ConversationKey(self.tenant_id, user, text_id("session_id", session_id))
+
+    # The log
+
+    def append(
+        self,
+        key: ConversationKey,
+        messages: Sequence[StoredMessage],
+        *,
+        write_id: uuid.UUID,
+        tags: Sequence[str] | None = None,
+        judged_by: str | None = None,
+        max_messages: int | None = None,
+    ) -> None:
+        """Append messages to a conversation: all of them, as neighbours, exactly once, or none.
+
+        Args:
+            key: The conversation; it is made if it isn't there.
+            messages: At least one; their index, time, tags and rule are not read.
+            write_id: Id of this write. If the conversation already holds it, nothing is written.
+            tags: Keywords found in this turn, None for a turn that no rule found relevant.
+            judged_by: Fingerprint of the rule behind `tags`.
+            max_messages: Prune oldest whole turns above this many messages, in the same transaction.
+
+        Raises:
+            StoreError: Nothing was written.
+        """
+        statements = queries.APPEND if max_messages is None else queries.APPEND + queries.PRUNE
+        parameters = self._append_parameters(key, messages, write_id, tags, judged_by, max_messages)
+        with _written_once():
+            self._execute(statements, parameters)
+
+    def append_and_read_unsummarized(
+        self,
+        key: ConversationKey,
+        messages: Sequence[StoredMessage],
+        *,
+        write_id: uuid.UUID,
+        budget: int,
+        encoding: str | None,
+        max_messages: int | None = None,
+    ) -> Window:
+        """Append as `append` does and return what `read_unsummarized` returns, in the same round trip.
+
+        From then on pruning spares what no summary covers yet.
+        """
+        statements = queries.APPEND if max_messages is None else queries.APPEND + queries.PRUNE
+        parameters = self._append_parameters(key, messages, write_id, None, None, max_messages)
+        parameters |= {"keeps_summary": True, "budget": budget, "encoding": encoding}
+        with _written_once():
+            return _window(self._execute(statements + queries.READ_UNSUMMARIZED, parameters))
+        return self.read_unsummarized(key, budget=budget, encoding=encoding)
+
+    def list_messages(self, session_id: str | int | uuid.UUID, *, user_id: Any = None) -> list[StoredMessage]:
+        """Return a whole conversation's messages as records, oldest first; empty if there is no such conversation."""
+        return self.read_all(self.key(session_id, user_id))
+
+    def read_all(self, key: ConversationKey) -> list[StoredMessage]:
+        """Return all messages of a conversation, oldest first."""
+        return [_message(row) for row in self._execute(queries.READ_ALL, {"id": str(key.id)})]
+
+    def read_last_turns(self, key: ConversationKey, *, turns: int, before: int = _LAST) -> Window:
+        """Read the last `turns` turns before message `before`. Touches no older row."""
+        return _window(self._execute(queries.READ_LAST_TURNS, {"id": str(key.id), "turns": turns, "before": before}))
+
+    def read_last_tokens(
+        self, key: ConversationKey, *, budget: int, encoding: str | None, before: int = _LAST
+    ) -> Window:
+        """Read the last whole turns before message `before`, up to the first one that passes `budget` tokens.
+
+        Args:
+            key: The conversation.
+            budget: Tokens by the stored counts of `encoding`; messages without one are estimated from below.
+            encoding: Name under which counts were stored, None to estimate all.
+            before: Index above the newest message to read.
+        """
+        return self._read_tokens(queries.READ_LAST_TOKENS, key, budget, encoding, before)
+
+    def read_relevant_turns(
+        self, key: ConversationKey, *, turns: int, rule: str | None, before: int = _LAST
+    ) -> Window:
+        """Read the last `turns` turns before message `before` that `rule` is not known to find irrelevant.
+
+        Args:
+            key: The conversation.
+            turns: How many turns.
+            rule: Fingerprint of the rule; turns without its verdict are returned, to be judged by the caller.
+            before: Index above the newest message to read.
+        """
+        parameters = {"id": str(key.id), "turns": turns, "rule": rule, "before": before}
+        return _window(self._execute(queries.READ_RELEVANT_TURNS, parameters))
+
+    def clear(self, key: ConversationKey) -> None:
+        """Delete a conversation's messages and summaries; its row, its metadata and its numbering stay.
+
+        Turns that commit while this waits are deleted too; turns that come later are not. Does nothing if there is no
+        such conversation.
+        """
+        self._execute(queries.CLEAR, {"id": str(key.id)})
+
+    # Summaries
+
+    def read_summary_window(
+        self, key: ConversationKey, *, budget: int, encoding: str | None, before: int = _LAST
+    ) -> Window:
+        """Read the newest summary and, as `read_last_tokens` does, the last turns that it does not cover."""
+        return self._read_tokens(queries.READ_SUMMARY_WINDOW, key, budget, encoding, before)
+
+    def read_unsummarized(self, key: ConversationKey, *, budget: int, encoding: str | None) -> Window:
+        """Read the oldest turns that no summary covers, up to the first message of a turn beyond `budget` tokens.
+
+        Unless the window is `complete`, its last message begins a turn of which nothing else was read.
+        """
+        parameters = {"id": str(key.id), "budget": budget, "encoding": encoding}
+        return _window(self._execute(queries.READ_UNSUMMARIZED, parameters))
+
+    def record_summary(self, key: ConversationKey, *, content: str, covers_through: int, state: str) -> bool:
+        """Let a summary take effect, unless the conversation has changed since `state` was read.
+
+        Args:
+            key: The conversation.
+            content: The summary: of the one before and all messages after that up to `covers_through`. What
+                PostgreSQL's text cannot hold becomes U+FFFD.
+            covers_through: Index of the last message that it covers.
+            state: `Window.state` of the read that it was made from.
+
+        Returns:
+            Whether it took effect. Not if the conversation was cleared or something of it deleted or replaced
+            meanwhile, or if another summary came first.
+        """
+        parameters = {
+            "id": str(key.id),
+            "tenant_id": key.tenant_id,
+            "content": readable(content),
+            "covers_through": covers_through,
+            "state": state,
+        }
+        return bool(self._execute(queries.RECORD_SUMMARY, parameters))
+
+    # Conversations
+
+    def list_conversations(
+        self, *, user_id: str | int | uuid.UUID | None = None, limit: int | None = None, offset: int = 0
+    ) -> list[ConversationRecord]:
+        """Return this tenant's conversations, last used first.
+
+        Args:
+            user_id: Only this user's ('' for those without a user); None for everybody's.
+            limit: At most this many; None for all.
+            offset: Leave out this many first.
+        """
+        user = None if user_id is None else self.key("any", user_id).user_id
+        return self._conversations(user_id=user, limit=limit, offset=offset)
+
+    def get_conversation(
+        self, session_id: str | int | uuid.UUID, *, user_id: str | int | uuid.UUID | None = None
+    ) -> ConversationRecord | None:
+        """Return one conversation's record, or None if there is no such conversation."""
+        found = self._conversations(id=str(self.key(session_id, user_id).id))
+        return found[0] if found else None
+
+    def get_metadata(
+        self, session_id: str | int | uuid.UUID, *, user_id: str | int | uuid.UUID | None = None
+    ) -> dict[str, Any]:
+        """Return a conversation's metadata; empty if it has none or there is no such conversation."""
+        conversation = self.get_conversation(session_id, user_id=user_id)
+        return conversation.metadata if conversation else {}
+
+    def set_metadata(
+        self,
+        session_id: str | int | uuid.UUID,
+        metadata: dict[str, Any],
+        *,
+        user_id: str | int | uuid.UUID | None = None,
+    ) -> None:
+        """Replace a conversation's metadata; the conversation is made if it isn't there.
+
+        Args:
+            session_id: The conversation.
+            metadata: A JSON object; values that JSON lacks are stored as `pgmemory.serialization` says.
+            user_id: Its user.
+
+        Raises:
+            MessageNotStorableError: A value has no JSON form, or a text holds NUL or half a surrogate pair.
+        """
+        from pgmemory.serialization import to_json_text  # imports LangChain, which looking at a store does not need
+
+        if not isinstance(metadata, dict):
+            raise ConfigurationError(f"metadata must be a dict, not {type(metadata).__name__}")
+        key = self.key(session_id, user_id)
+        try:
+            self._execute(
+                queries.SET_METADATA, _names(key) | {"metadata": to_json_text(metadata, path="metadata")}
+            )
+        except StoreError as error:
+            if error.sqlstate in _NO_JSON_TEXT:
+                raise MessageNotStorableError("metadata", "it holds NUL or half a surrogate pair") from error
+            raise
+
+    # Life
+
+    async def run_in_worker(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a function that uses this store in one of its own threads, as many as connections, and await it."""
+        return await self._workers.run(function, *args, **kwargs)
+
+    def close(self) -> None:
+        """Close the connections that the store opened; a pool or an engine that was handed in stays open."""
+        self._workers.close()
+        self._database.close()
+        if self._server is not None:
+            self._server.stop()
+
+    def __enter__(self) -> ConversationStore:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy or a pickle carries configuration, no connections; the embedded server is the original's to stop.
+        return self.__dict__ | {"_server": None}
+
+    def __repr__(self) -> str:
+        tenant = f", tenant_id={self.tenant_id!r}" if self.tenant_id else ""
+        return f"ConversationStore({self._database.address!r}, schema={self.schema!r}{tenant})"
+
+    # Inner workings
+
+    def _execute(self, statement: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
+        try:
+            return self._database.execute(queries.in_schema(statement, self.schema), parameters)
+        except StoreError as error:
+            if error.sqlstate in _MISSING_RELATION:
+                raise SchemaError(
+                    f"the schema {self.schema!r} is missing or too old for this version of pgmemory: "
+                    "run `pgmemory init` or call store.setup()"
+                ) from error
+            raise
+
+    def _read_tokens(
+        self, statement: str, key: ConversationKey, budget: int, encoding: str | None, before: int
+    ) -> Window:
+        parameters = {"id": str(key.id), "budget": budget, "encoding": encoding, "before": before}
+        return _window(self._execute(statement, parameters))
+
+    def _append_parameters(
+        self,
+        key: ConversationKey,
+        messages: Sequence[StoredMessage],
+        write_id: uuid.UUID,
+        tags: Sequence[str] | None,
+        judged_by: str | None,
+        max_messages: int | None,
+    ) -> dict[str, Any]:
+        return _names(key) | {
+            "message_count": len(messages),
+            "keeps_summary": False,
+            "write_id": str(write_id),
+            "tags": None if tags is None else list(tags),
+            "judged_by": judged_by,
+            "max_messages": max_messages,
+            "roles": [message.role for message in messages],
+            "contents": [message.content for message in messages],
+            "additional_kwargs": [message.additional_kwargs for message in messages],
+            "extras": [message.extra for message in messages],
+            "token_counts": [message.token_count for message in messages],
+            "token_encodings": [message.token_encoding for message in messages],
+        }
+
+    def _conversations(
+        self, *, user_id: str | None = None, id: str | None = None, limit: int | None = None, offset: int = 0
+    ) -> list[ConversationRecord]:
+        parameters = {"tenant_id": self.tenant_id, "user_id": user_id, "id": id, "limit": limit, "offset": offset}
+        rows = self._execute(queries.READ_CONVERSATIONS, parameters)
+        return [
+            ConversationRecord(session_id, user, tenant, json.loads(metadata), *others)
+            for session_id, user, tenant, metadata, *others in rows
+        ]
+
+
+@contextmanager
+def _written_once() -> Iterator[None]:
+    """Take "this write is already there" for success: an earlier try of it got through."""
+    try:
+        yield
+    except StoreError as error:
+        if error.constraint_name != queries.WRITE_ID_INDEX:
+            raise
+
+
+def _names(key: ConversationKey) -> dict[str, Any]:
+    return {"id": str(key.id), "tenant_id": key.tenant_id, "user_id": key.user_id, "session_id": key.session_id}
+
+
+def _message(row: Sequence[Any]) -> StoredMessage:
+    role, content, additional_kwargs, extra, tags, *others = row
+    return StoredMessage(role, content, additional_kwargs, extra, None if tags is None else tuple(tags), *others)
+
+
+def _window(rows: list[tuple[Any, ...]]) -> Window:
+    system: list[StoredMessage] = []
+    messages: list[StoredMessage] = []
+    complete = True
+    summary = state = None
+    for part, done, *columns in rows:
+        message = _message(columns)
+        complete = complete and not done
+        if part == queries.PART_PREAMBLE:
+            system.append(message)
+        elif part == queries.PART_WINDOW:
+            messages.append(message)
+        elif part == queries.PART_SUMMARY:
+            summary = StoredSummary(message.content, columns[-2], columns[-1])
+        else:
+            state = message.content
+    return Window(tuple(system), tuple(messages), complete, summary, state)

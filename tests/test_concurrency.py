@@ -1,0 +1,163 @@
+"""Many writers of one conversation, in threads and in processes: nothing is lost, doubled, mixed up or out of order."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+from pgmemory import ConversationStore, PostgresChatMessageHistory, StoredMessage
+
+PROJECT = Path(__file__).resolve().parents[1]
+TURNS = 25
+PATIENCE_SECONDS = 60
+
+WRITER = """
+import os, sys
+from langchain_core.messages import AIMessage, HumanMessage
+from pgmemory import ConversationStore, PostgresChatMessageHistory
+with ConversationStore(os.environ["DSN"], schema=sys.argv[1]) as store:
+    history = PostgresChatMessageHistory("shared", store)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    for number in range(int(sys.argv[3])):
+        name = f"{sys.argv[2]}.{number}"
+        history.add_messages([HumanMessage(f"q {name}"), AIMessage(f"a {name}")])
+"""
+
+
+def eight_threads(server_dsn: str, store: ConversationStore) -> int:
+    """Write from eight threads that share a store with fewer connections, each with its own history object."""
+    from langchain_core.messages import AIMessage, HumanMessage
+
+    barrier = threading.Barrier(8)
+
+    def write(writer: int) -> None:
+        history = PostgresChatMessageHistory("shared", shared)
+        barrier.wait(PATIENCE_SECONDS)
+        for number in range(TURNS):
+            name = f"{writer}.{number}"
+            history.add_messages([HumanMessage(f"q {name}"), AIMessage(f"a {name}")])
+
+    with ConversationStore(server_dsn, schema=store.schema, max_connections=5) as shared:
+        with ThreadPoolExecutor(8) as executor:
+            list(executor.map(write, range(8)))
+    return 8
+
+
+def four_processes(server_dsn: str, store: ConversationStore) -> int:
+    """Write from four processes."""
+    environment = {**os.environ, "DSN": server_dsn, "PYTHONPATH": str(PROJECT)}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", WRITER, store.schema, str(writer), str(TURNS)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for writer in range(4)
+    ]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    for process in processes:
+        output, errors = process.communicate(timeout=PATIENCE_SECONDS)
+        assert (process.returncode, output, errors) == (0, "", "")
+    return 4
+
+
+def check(found: list[StoredMessage], writers: int) -> None:
+    """Assert that a log holds every writer's turns, each once, whole and in its writer's order, numbered gaplessly."""
+    assert [message.message_index for message in found] == list(range(writers * TURNS * 2))
+    assert [message.role for message in found] == ["human", "ai"] * (writers * TURNS)
+    questions = [message.content.removeprefix("q ") for message in found[::2]]
+    answers = [message.content.removeprefix("a ") for message in found[1::2]]
+    assert questions == answers, "a turn's messages are neighbours"
+    by_writer = {str(writer): [] for writer in range(writers)}  # type: dict[str, list[int]]
+    for name in questions:
+        writer, number = name.split(".")
+        by_writer[writer].append(int(number))
+    assert by_writer == {str(writer): list(range(TURNS)) for writer in range(writers)}
+
+
+@pytest.mark.parametrize("write", [eight_threads, four_processes], ids=["eight threads", "four processes"])
+def test_writers_of_one_conversation_lose_double_and_mix_up_nothing(
+    server_dsn: str, store: ConversationStore, write: Callable[[str, ConversationStore], int]
+) -> None:
+    writers = write(server_dsn, store)
+    found = store.list_messages("shared")
+    check(found, writers)
+    times = [message.created_at.timestamp() for message in found if message.created_at is not None]
+    assert times == sorted(times)
+    conversation = store.get_conversation("shared")
+    assert conversation is not None
+    assert (conversation.message_count, conversation.next_message_index) == (len(found), len(found))
+    order = [message.content.split(" ")[1].split(".")[0] for message in found[::2]]
+    assert sum(one != next_one for one, next_one in zip(order, order[1:], strict=False)) > writers, "they wrote at once"
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda log: log[2:],
+        lambda log: [*log, *log[:2]],
+        lambda log: [log[0], log[3], log[2], log[1], *log[4:]],
+        lambda log: [*log[2:4], *log[:2], *log[4:]],
+        lambda log: [log[1], log[0], *log[2:]],
+    ],
+    ids=["lost", "doubled", "interleaved", "out of order", "turned round"],
+)
+def test_the_check_sees_each_kind_of_harm(harm: Callable[[list[tuple[str, str]]], list[tuple[str, str]]]) -> None:
+    log = list(
+        chain.from_iterable(
+            [("human", f"q {writer}.{number}"), ("ai", f"a {writer}.{number}")]
+            for writer in range(2)
+            for number in range(TURNS)
+        )
+    )
+
+    def records(log: list[tuple[str, str]]) -> list[StoredMessage]:
+        return [StoredMessage(role, content, message_index=index) for index, (role, content) in enumerate(log)]
+
+    check(records(log), 2)
+    with pytest.raises(AssertionError):
+        check(records(harm(log)), 2)
+
+
+def test_writers_of_many_conversations_do_not_wait_for_each_other(server_dsn: str, store: ConversationStore) -> None:
+    """A conversation whose row is locked holds up nobody else."""
+    import psycopg2
+    from langchain_core.messages import HumanMessage
+    from psycopg2 import sql
+
+    PostgresChatMessageHistory("locked", store).add_message(HumanMessage("q"))
+    locker = psycopg2.connect(server_dsn)
+    with locker.cursor() as cursor:
+        lock = "select 1 from {schema}.conversations for update"
+        cursor.execute(sql.SQL(lock).format(schema=sql.Identifier(store.schema)))
+    with ThreadPoolExecutor(1) as executor:
+        waiting = executor.submit(PostgresChatMessageHistory("locked", store).add_message, HumanMessage("q2"))
+        for number in range(20):
+            other = PostgresChatMessageHistory(f"free {number % 3}", store, max_messages=4)
+            other.add_message(HumanMessage("q"))
+            assert other.messages
+            # Reading waits for no lock at all.
+            assert len(PostgresChatMessageHistory("locked", store).messages) == 1
+        assert not waiting.done()
+        locker.rollback()
+        waiting.result(PATIENCE_SECONDS)
+    locker.close()
+    assert len(store.list_messages("locked")) == 2

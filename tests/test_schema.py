@@ -1,0 +1,470 @@
+"""The schema: made once whoever starts at once, equal whether setup() or psql made it, left alone once it stands."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg2
+import pytest
+from psycopg2 import sql
+from psycopg2.extensions import connection as Connection
+from psycopg2.extensions import make_dsn
+
+from pgmemory import ConversationStore, SchemaError, StoredMessage, StoreError, schema
+from pgmemory.models import ConversationKey
+
+PROJECT = Path(__file__).resolve().parents[1]
+KNOWN = len(schema.migrations())
+READ_ONLY = "-c default_transaction_read_only=on"
+
+
+def execute(connection: Connection, statement: str, *parameters: Any, **names: str) -> list[tuple[Any, ...]]:
+    """Run one statement; `{name}` stands for a quoted identifier."""
+    with connection.cursor() as cursor:
+        identifiers = {name: sql.Identifier(value) for name, value in names.items()}
+        cursor.execute(sql.SQL(statement).format(**identifiers), parameters or None)
+        return cursor.fetchall() if cursor.description else []
+
+
+def exists(connection: Connection, schema_name: str) -> bool:
+    return bool(execute(connection, "select 1 from pg_namespace where nspname = %s", schema_name))
+
+
+# Each gives (what, name, detail …) of everything in a schema; `%(name)s` is the schema.
+CATALOG = {
+    "relation": """
+        select c.relname, c.relkind::text, c.reloptions, c.relpersistence::text
+        from pg_class c where c.relnamespace = %(name)s::regnamespace""",
+    "column": """
+        select c.relname, a.attnum, a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull,
+               pg_get_expr(d.adbin, d.adrelid), a.attidentity::text
+        from pg_class c join pg_attribute a on a.attrelid = c.oid and a.attnum > 0
+        left join pg_attrdef d on d.adrelid = c.oid and d.adnum = a.attnum
+        where c.relnamespace = %(name)s::regnamespace and c.relkind in ('r', 'v')""",
+    "index": """
+        select i.indexrelid::regclass::text, pg_get_indexdef(i.indexrelid), i.indisunique, i.indisprimary, i.indisvalid
+        from pg_index i join pg_class c on c.oid = i.indrelid where c.relnamespace = %(name)s::regnamespace""",
+    "constraint": """
+        select k.conrelid::regclass::text, k.conname, k.contype::text, pg_get_constraintdef(k.oid)
+        from pg_constraint k where k.connamespace = %(name)s::regnamespace""",
+    "view": """
+        select c.relname, pg_get_viewdef(c.oid)
+        from pg_class c where c.relnamespace = %(name)s::regnamespace and c.relkind = 'v'""",
+    "trigger": """
+        select c.relname, t.tgname from pg_trigger t join pg_class c on c.oid = t.tgrelid
+        where c.relnamespace = %(name)s::regnamespace and not t.tgisinternal""",
+    "function": "select p.proname, null from pg_proc p where p.pronamespace = %(name)s::regnamespace",
+    "type": "select t.typname, null from pg_type t where t.typnamespace = %(name)s::regnamespace",
+}
+
+
+def catalog(connection: Connection, schema_name: str) -> list[str]:
+    """All that PostgreSQL knows of a schema, one text an object, the schema's own name aside; and its ledger."""
+    ((quoted,),) = execute(connection, "select quote_ident(%s)", schema_name)
+    found = []
+    with connection.cursor() as cursor:
+        for kind, query in CATALOG.items():
+            cursor.execute(query, {"name": quoted})
+            found += [" | ".join(map(str, (kind, *row))).replace(f"{quoted}.", "") for row in cursor.fetchall()]
+    ledger = "select version, name, needs_version from {schema}.schema_migrations"
+    found += [f"ledger | {row}" for row in execute(connection, ledger, schema=schema_name)]
+    return sorted(found)
+
+
+@pytest.fixture(params=["plain", 'we"ird %s {x} {schema} Name'])
+def any_schema_name(request: pytest.FixtureRequest, schema_name: str, admin: Connection) -> Iterator[str]:
+    """A schema's name, plain or full of what SQL and format strings give a meaning to."""
+    name = schema_name if request.param == "plain" else f"{request.param} {schema_name}"
+    yield name
+    if name != schema_name:
+        execute(admin, "drop schema if exists {schema} cascade", schema=name)
+
+
+@pytest.fixture
+def role(admin: Connection) -> Iterator[str]:
+    """A role that may log in and nothing else."""
+    name = f"role_{uuid.uuid4().hex[:12]}"
+    execute(admin, "create role {role} login password 'only-for-tests'", role=name)
+    yield name
+    execute(admin, "drop owned by {role}", role=name)
+    execute(admin, "drop role {role}", role=name)
+
+
+def store_as(role: str, server_dsn: str, schema_name: str) -> ConversationStore:
+    return ConversationStore(make_dsn(server_dsn, user=role, password="only-for-tests"), schema=schema_name)
+
+
+def use_everything(store: ConversationStore) -> None:
+    """Call every operation of a store once."""
+    key = store.key("session")
+    turn = [StoredMessage("human", "q"), StoredMessage("ai", "a")]
+    store.append(key, turn, write_id=uuid.uuid4(), max_messages=10)
+    window = store.append_and_read_unsummarized(key, turn, write_id=uuid.uuid4(), budget=100, encoding=None)
+    assert window.state is not None
+    assert store.record_summary(key, content="summary", covers_through=1, state=window.state)
+    assert len(store.read_all(key)) == len(store.list_messages("session")) == 4
+    assert len(store.read_last_turns(key, turns=1).messages) == 2
+    assert len(store.read_last_tokens(key, budget=1, encoding=None).messages) >= 2
+    assert len(store.read_relevant_turns(key, turns=1, rule=None).messages) == 2
+    assert store.read_summary_window(key, budget=100, encoding=None).summary is not None
+    assert store.read_unsummarized(key, budget=100, encoding=None).summary is not None
+    store.set_metadata("session", {"a": 1})
+    assert store.get_metadata("session") == {"a": 1}
+    assert [found.session_id for found in store.list_conversations()] == ["session"]
+    store.clear(key)
+    assert store.read_all(key) == []
+
+
+def test_setup_applies_every_migration_and_then_does_nothing(
+    server_dsn: str, any_schema_name: str, admin: Connection
+) -> None:
+    names = [f"{migration.version:04}_{migration.name}" for migration in schema.migrations()]
+    with ConversationStore(server_dsn, schema=any_schema_name) as store:
+        before = store.schema_status()
+        assert (before.applied, len(before.pending), before.fits) == ((), KNOWN, False)
+        assert store.setup() == names
+        made = catalog(admin, any_schema_name)
+        after = store.schema_status()
+        assert (after.applied, after.pending, after.fits) == (tuple(range(1, KNOWN + 1)), (), True)
+        assert store.setup() == []
+        use_everything(store)
+    assert catalog(admin, any_schema_name) == made
+
+
+def test_migrations_are_numbered_from_one_without_gaps() -> None:
+    assert [migration.version for migration in schema.migrations()] == list(range(1, KNOWN + 1))
+    assert all(migration.name and migration.sql.strip() for migration in schema.migrations())
+
+
+def test_sixteen_processes_at_once_make_one_schema(server_dsn: str, schema_name: str, admin: Connection) -> None:
+    program = """
+import os, sys
+from pgmemory import ConversationStore
+store = ConversationStore(os.environ["DSN"], schema=sys.argv[1])
+store.schema_status()
+print("ready", flush=True)
+sys.stdin.readline()
+print("applied", *store.setup(), flush=True)
+"""
+    command = [sys.executable, "-W", "error", "-c", program, schema_name]
+    # Away from the project's folder only the path tells where pgmemory is.
+    environment = {**os.environ, "DSN": server_dsn, "PYTHONPATH": str(PROJECT)}
+    processes = [
+        subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for _ in range(16)
+    ]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    ends = [process.communicate(timeout=60) for process in processes]
+    assert [(process.returncode, errors) for process, (_, errors) in zip(processes, ends, strict=True)] == [
+        (0, "")
+    ] * 16
+    applied = sorted(name for output, _ in ends for name in output.split()[1:])
+    assert applied == [f"{migration.version:04}_{migration.name}" for migration in schema.migrations()]
+    tables = execute(
+        admin,
+        "select count(*) from pg_class where relname = 'conversations' and relnamespace = "
+        "(select oid from pg_namespace where nspname = %s)",
+        schema_name,
+    )
+    assert tables == [(1,)]
+    assert execute(admin, "select version from {schema}.schema_migrations order by 1", schema=schema_name) == [
+        (version,) for version in range(1, KNOWN + 1)
+    ]
+
+
+def test_the_rendered_schema_is_the_one_that_setup_makes(
+    server_dsn: str, any_schema_name: str, admin: Connection
+) -> None:
+    with ConversationStore(server_dsn, schema=any_schema_name) as store:
+        store.setup()
+        by_setup = catalog(admin, any_schema_name)
+        execute(admin, "drop schema {schema} cascade", schema=any_schema_name)
+        with admin.cursor() as cursor:
+            # Sent as psql sends a file: without parameters.
+            cursor.execute(schema.render(any_schema_name))
+        assert catalog(admin, any_schema_name) == by_setup
+        assert store.setup() == []
+        use_everything(store)
+    tables = {line.split(" | ")[1] for line in by_setup if line.startswith("relation") and " | r | " in line}
+    assert tables == {"conversations", "conversation_messages", "conversation_summaries", "schema_migrations"}
+
+
+def test_the_catalog_comparison_sees_every_kind_of_difference(store: ConversationStore, admin: Connection) -> None:
+    original = catalog(admin, store.schema)
+    for change in (
+        "alter table {schema}.conversations alter metadata drop default",
+        "alter table {schema}.conversation_messages alter content drop not null",
+        "alter table {schema}.conversations set (fillfactor = 80)",
+        "drop index {schema}.conversations_by_user",
+        "alter table {schema}.conversation_summaries drop constraint conversation_summaries_conversation_id_fkey",
+        "alter table {schema}.conversation_messages alter token_count type bigint",
+        "create or replace view {schema}.conversation_log as select * from {schema}.conversation_messages",
+        "update {schema}.schema_migrations set needs_version = 0",
+    ):
+        admin.autocommit = False
+        if "view" in change or "bigint" in change:
+            execute(admin, "drop view {schema}.conversation_log", schema=store.schema)
+        execute(admin, change, schema=store.schema)
+        changed = catalog(admin, store.schema)
+        admin.rollback()
+        admin.autocommit = True
+        assert changed != original, change
+    assert catalog(admin, store.schema) == original
+
+
+def test_schema_sql_is_the_rendered_schema() -> None:
+    assert (PROJECT / "schema.sql").read_text("utf-8") == schema.render()
+
+
+def test_a_role_that_may_only_read_and_write_rows_uses_everything_and_its_setup_does_nothing(
+    store: ConversationStore, server_dsn: str, role: str, admin: Connection
+) -> None:
+    execute(admin, "grant usage on schema {schema} to {role}", schema=store.schema, role=role)
+    execute(
+        admin,
+        "grant select, insert, update, delete on all tables in schema {schema} to {role}",
+        schema=store.schema,
+        role=role,
+    )
+    made = catalog(admin, store.schema)
+    with store_as(role, server_dsn, store.schema) as app:
+        assert app.setup() == []
+        assert app.schema_status().fits
+        use_everything(app)
+        assert app.setup() == []
+    assert catalog(admin, store.schema) == made
+
+
+def test_a_role_that_owns_nothing_but_the_empty_schema_sets_it_up(
+    server_dsn: str, schema_name: str, role: str, admin: Connection
+) -> None:
+    execute(admin, "create schema {schema}", schema=schema_name)
+    execute(admin, "grant usage, create on schema {schema} to {role}", schema=schema_name, role=role)
+    with store_as(role, server_dsn, schema_name) as owner:
+        assert len(owner.setup()) == KNOWN
+        use_everything(owner)
+
+
+def test_a_role_without_the_right_to_create_gets_an_error_that_says_so(
+    server_dsn: str, schema_name: str, role: str, admin: Connection
+) -> None:
+    with store_as(role, server_dsn, schema_name) as app, pytest.raises(StoreError, match="permission denied"):
+        app.setup()
+    assert not exists(admin, schema_name)
+
+
+OPERATIONS: dict[str, Callable[[ConversationStore, ConversationKey], object]] = {
+    "append": lambda store, key: store.append(key, [StoredMessage("human", "q")], write_id=uuid.uuid4()),
+    "append with pruning": lambda store, key: store.append(
+        key, [StoredMessage("human", "q")], write_id=uuid.uuid4(), max_messages=4
+    ),
+    "append and read": lambda store, key: store.append_and_read_unsummarized(
+        key, [StoredMessage("human", "q")], write_id=uuid.uuid4(), budget=9, encoding=None
+    ),
+    "read_all": lambda store, key: store.read_all(key),
+    "list_messages": lambda store, key: store.list_messages("session"),
+    "read_last_turns": lambda store, key: store.read_last_turns(key, turns=1),
+    "read_last_tokens": lambda store, key: store.read_last_tokens(key, budget=9, encoding=None),
+    "read_relevant_turns": lambda store, key: store.read_relevant_turns(key, turns=1, rule=None),
+    "read_summary_window": lambda store, key: store.read_summary_window(key, budget=9, encoding=None),
+    "read_unsummarized": lambda store, key: store.read_unsummarized(key, budget=9, encoding=None),
+    "record_summary": lambda store, key: store.record_summary(key, content="s", covers_through=0, state="0/0/0"),
+    "clear": lambda store, key: store.clear(key),
+    "list_conversations": lambda store, key: store.list_conversations(),
+    "get_conversation": lambda store, key: store.get_conversation("session"),
+    "get_metadata": lambda store, key: store.get_metadata("session"),
+    "set_metadata": lambda store, key: store.set_metadata("session", {}),
+}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_without_a_schema_every_operation_names_the_command_that_makes_it(
+    server_dsn: str, schema_name: str, admin: Connection, operation: str
+) -> None:
+    with ConversationStore(server_dsn, schema=schema_name) as store:
+        with pytest.raises(SchemaError, match="pgmemory init") as caught:
+            OPERATIONS[operation](store, store.key("session"))
+        assert schema_name in str(caught.value)
+        # The connection that failed is of use again.
+        assert store.setup()
+        OPERATIONS[operation](store, store.key("session"))
+
+
+def test_every_public_operation_of_the_store_is_tried_without_a_schema() -> None:
+    no_io_or_no_table = {"embedded", "setup", "schema_status", "key", "run_in_worker", "close"}
+    public = {name for name in vars(ConversationStore) if not name.startswith("_")} - no_io_or_no_table
+    tried = {name.split(" ")[0] for name in OPERATIONS} | {"append_and_read_unsummarized"}
+    assert public <= tried
+
+
+def test_a_table_that_lacks_a_column_is_told_as_a_schema_that_is_too_old(
+    store: ConversationStore, admin: Connection
+) -> None:
+    execute(admin, "alter table {schema}.conversations drop keeps_summary", schema=store.schema)
+    with pytest.raises(SchemaError, match="too old.*pgmemory init"):
+        OPERATIONS["append"](store, store.key("session"))
+
+
+def add_to_ledger(connection: Connection, schema_name: str, *, version: int, needs: int) -> None:
+    statement = "insert into {schema}.schema_migrations (version, name, needs_version) values (%s, 'later', %s)"
+    execute(connection, statement, version, needs, schema=schema_name)
+
+
+def test_a_schema_that_needs_a_newer_version_says_upgrade(store: ConversationStore, admin: Connection) -> None:
+    add_to_ledger(admin, store.schema, version=KNOWN + 7, needs=KNOWN + 1)
+    before = catalog(admin, store.schema)
+    with pytest.raises(SchemaError, match="pip install --upgrade langchain-pgmemory") as caught:
+        store.setup()
+    for part in (store.schema, str(KNOWN + 7), str(KNOWN + 1)):
+        assert part in str(caught.value)
+    assert not store.schema_status().fits
+    assert catalog(admin, store.schema) == before
+
+
+def test_a_newer_schema_that_this_version_still_fits_is_used_as_it_is(
+    store: ConversationStore, admin: Connection
+) -> None:
+    add_to_ledger(admin, store.schema, version=KNOWN + 7, needs=KNOWN)
+    assert store.setup() == []
+    assert store.schema_status().fits
+    use_everything(store)
+
+
+def test_a_failing_migration_leaves_nothing_of_itself(
+    server_dsn: str, schema_name: str, admin: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = schema.migrations()
+    works = "create table {schema}.half (a int); alter table {schema}.conversations add note text;"
+    broken = schema.Migration(KNOWN + 1, "broken", works + "\nselect 1 / 0;")
+    mended = schema.Migration(KNOWN + 1, "mended", works)
+    with ConversationStore(server_dsn, schema=schema_name) as store:
+        store.setup()
+        before = catalog(admin, schema_name)
+        monkeypatch.setattr(schema, "migrations", lambda: (*first, broken))
+        for _ in range(2):
+            with pytest.raises(StoreError, match="division by zero"):
+                store.setup()
+            assert catalog(admin, schema_name) == before
+            assert [migration.name for migration in store.schema_status().pending] == ["broken"]
+        use_everything(store)
+        monkeypatch.setattr(schema, "migrations", lambda: (*first, mended))
+        assert store.setup() == [f"{KNOWN + 1:04}_mended"]
+        assert store.setup() == []
+    assert execute(admin, "select count(*) from {schema}.half", schema=schema_name) == [(0,)]
+
+
+def test_a_failing_first_migration_leaves_not_even_the_schema(
+    server_dsn: str, schema_name: str, admin: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = schema.Migration(1, "broken", "create table {schema}.half (a int); select 1 / 0;")
+    monkeypatch.setattr(schema, "migrations", lambda: (broken,))
+    with ConversationStore(server_dsn, schema=schema_name) as store, pytest.raises(StoreError, match="division"):
+        store.setup()
+    assert not exists(admin, schema_name)
+
+
+@pytest.mark.parametrize("stands", [False, True])
+def test_looking_writes_nothing(server_dsn: str, schema_name: str, admin: Connection, stands: bool) -> None:
+    with ConversationStore(server_dsn, schema=schema_name) as store:
+        if stands:
+            store.setup()
+    # The server itself refuses every write of this one.
+    with ConversationStore(make_dsn(server_dsn, options=READ_ONLY), schema=schema_name) as looking:
+        assert looking.schema_status().fits == stands
+        if stands:
+            assert looking.setup() == []
+        else:
+            with pytest.raises(StoreError, match="read-only"):
+                looking.setup()
+    assert exists(admin, schema_name) == stands
+
+
+def test_setup_waits_for_another_one_and_then_finds_its_work_done(
+    server_dsn: str, schema_name: str, admin: Connection
+) -> None:
+    """Also where transactions are repeatable read, in which one would not see what it waited for."""
+    dsn = make_dsn(server_dsn, options="-c default_transaction_isolation=repeatable\\ read")
+    program = (
+        "import sys; from pgmemory import ConversationStore as S; print(S(sys.argv[1], schema=sys.argv[2]).setup())"
+    )
+    admin.autocommit = False
+    lock = "select pg_advisory_xact_lock(hashtextextended(%s, 0))"
+    execute(admin, lock, f"pgmemory {schema_name}")
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, dsn, schema_name],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(PROJECT)},
+    )
+    watcher = psycopg2.connect(server_dsn)
+    watcher.autocommit = True
+    waiting = (
+        "select count(*) from pg_locks where locktype = 'advisory' and not granted and objid = "
+        "(select objid from pg_locks where locktype = 'advisory' and pid = %s)"
+    )
+    while execute(watcher, waiting, admin.info.backend_pid) == [(0,)]:
+        assert process.poll() is None, process.communicate()
+    watcher.close()
+    with admin.cursor() as cursor:
+        cursor.execute(schema.render(schema_name).replace("begin;", "").replace("commit;", ""))
+    admin.commit()
+    admin.autocommit = True
+    output, _ = process.communicate(timeout=60)
+    assert output == "[]\n"
+
+
+def test_the_view_for_people_shows_a_line_a_message(store: ConversationStore, admin: Connection) -> None:
+    key = ConversationKey("", "user", "session")
+    messages = [StoredMessage("human", "hello"), StoredMessage("ai", "hi", additional_kwargs='{"a": 1}')]
+    store.append(key, messages, write_id=uuid.uuid4(), tags=["hello"], judged_by="rule")
+    rows = execute(
+        admin,
+        "select tenant_id, user_id, session_id, message_index, role, content, additional_kwargs, extra, tags, "
+        "summarized from {schema}.conversation_log order by message_index",
+        schema=store.schema,
+    )
+    assert rows == [
+        ("", "user", "session", 0, "human", "hello", {}, {}, ["hello"], False),
+        ("", "user", "session", 1, "ai", "hi", {"a": 1}, {}, [], False),
+    ]
+
+
+@pytest.mark.parametrize("name", ["x" * 64, "é" * 32, "", None, b"bytes", "nul\0", "half \ud800"])
+def test_a_schema_name_that_postgresql_would_cut_or_refuse_is_refused_at_once(name: Any) -> None:
+    with pytest.raises(ValueError, match="^schema "):
+        ConversationStore("host=/nowhere", schema=name)
+
+
+def test_two_schemas_whose_names_differ_only_at_their_end_are_two(
+    server_dsn: str, schema_name: str, admin: Connection
+) -> None:
+    names = [schema_name.ljust(62, "x") + end for end in "ab"]
+    try:
+        for name in names:
+            with ConversationStore(server_dsn, schema=name) as store:
+                assert len(store.setup()) == KNOWN
+                store.append(store.key("s"), [StoredMessage("human", name)], write_id=uuid.uuid4())
+                assert [message.content for message in store.list_messages("s")] == [name]
+    finally:
+        for name in names:
+            execute(admin, "drop schema if exists {schema} cascade", schema=name)
