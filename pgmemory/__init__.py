@@ -1,0 +1,84 @@
+"""Persistent memory for LangChain's legacy chains and agents, in PostgreSQL.
+
+Names are imported when first used, so that what needs no LangChain, such as the command line, starts without it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from pgmemory._version import __version__
+
+if TYPE_CHECKING:
+    from pgmemory.embedded import LocalServerError
+    from pgmemory.errors import ConfigurationError, MessageNotStorableError, PgMemoryError, SchemaError
+    from pgmemory.formats import as_json, as_text, as_xml
+    from pgmemory.history import PostgresChatMessageHistory
+    from pgmemory.memory.base import PostgresChatMemory
+    from pgmemory.memory.buffer import BufferMemory
+    from pgmemory.memory.relevant_turn import RelevantTurnMemory
+    from pgmemory.memory.summary import SummaryMemory
+    from pgmemory.memory.token_window import TokenWindowMemory
+    from pgmemory.models import ConversationRecord, StoredMessage
+    from pgmemory.pool import PoolClosedError, PoolTimeoutError, StoreError, StoreUnavailableError
+    from pgmemory.store import ConversationStore
+
+_MODULES = {
+    "BufferMemory": "memory.buffer",
+    "ConfigurationError": "errors",
+    "ConversationRecord": "models",
+    "ConversationStore": "store",
+    "LocalServerError": "embedded",
+    "MessageNotStorableError": "errors",
+    "PgMemoryError": "errors",
+    "PoolClosedError": "pool",
+    "PoolTimeoutError": "pool",
+    "PostgresChatMemory": "memory.base",
+    "PostgresChatMessageHistory": "history",
+    "RelevantTurnMemory": "memory.relevant_turn",
+    "SchemaError": "errors",
+    "StoreError": "pool",
+    "StoreUnavailableError": "pool",
+    "StoredMessage": "models",
+    "SummaryMemory": "memory.summary",
+    "TokenWindowMemory": "memory.token_window",
+    "as_json": "formats",
+    "as_text": "formats",
+    "as_xml": "formats",
+}
+
+__all__ = [
+    "BufferMemory",
+    "ConfigurationError",
+    "ConversationRecord",
+    "ConversationStore",
+    "LocalServerError",
+    "MessageNotStorableError",
+    "PgMemoryError",
+    "PoolClosedError",
+    "PoolTimeoutError",
+    "PostgresChatMemory",
+    "PostgresChatMessageHistory",
+    "RelevantTurnMemory",
+    "SchemaError",
+    "StoreError",
+    "StoreUnavailableError",
+    "StoredMessage",
+    "SummaryMemory",
+    "TokenWindowMemory",
+    "__version__",
+    "as_json",
+    "as_text",
+    "as_xml",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'pgmemory' has no attribute {name!r}")
+    return getattr(import_module(f"pgmemory.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

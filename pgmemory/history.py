@@ -1,0 +1,172 @@
+"""A conversation's log as LangChain's chat message history: the log itself, exactly, never a view of it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from langchain_core.chat_history import BaseChatMessageHistory
+from langchain_core.messages import BaseMessage
+
+from pgmemory.errors import ConfigurationError
+from pgmemory.models import StoredMessage, StoredSummary, Window
+from pgmemory.serialization import to_message, to_stored
+from pgmemory.store import ConversationStore
+from pgmemory.tokens import EncodingCounter
+from pgmemory.turns import LoggedMessage
+
+
+class PostgresChatMessageHistory(BaseChatMessageHistory):
+    """All messages of one conversation, in the order in which they were stored.
+
+    Building one does no I/O and costs microseconds: make one per request. Nothing is kept between calls, so every
+    worker sees what the others wrote. Safe to use from several threads. In a running event loop use the ``a…``
+    methods: the others block it.
+
+    Args:
+        session_id: The conversation's name in the application: any non-empty text, an int or a UUID.
+        store: Where it is kept.
+        user_id: Its user; another user's conversation of the same name is another one.
+        max_messages: Keep at most this many messages: with each write, oldest whole turns are deleted. The newest
+            turn is kept whole even if it is longer, and so are system messages before the first turn and what a
+            summary has yet to cover. None keeps everything.
+
+    Raises:
+        ConfigurationError: An argument is wrong.
+    """
+
+    def __init__(
+        self,
+        session_id: str | int | uuid.UUID,
+        store: ConversationStore,
+        *,
+        user_id: str | int | uuid.UUID | None = None,
+        max_messages: int | None = None,
+    ) -> None:
+        if not isinstance(store, ConversationStore):
+            raise ConfigurationError(f"store must be a ConversationStore, not {type(store).__name__}")
+        if max_messages is not None and (type(max_messages) is not int or max_messages < 1):
+            raise ConfigurationError(f"max_messages must be a whole number from 1, or None, not {max_messages!r}")
+        self.store = store
+        self.key = store.key(session_id, user_id)
+        self.max_messages = max_messages
+
+    @property
+    def session_id(self) -> str:
+        """The conversation's name, as text."""
+        return self.key.session_id
+
+    @property
+    def user_id(self) -> str:
+        """Its user, as text; '' for none."""
+        return self.key.user_id
+
+    @property
+    def messages(self) -> list[BaseMessage]:  # type: ignore[override]  # LangChain declares an attribute
+        """All messages, oldest first, read anew each time; a new list that may be changed freely."""
+        return [to_message(stored) for stored in self.store.read_all(self.key)]
+
+    async def aget_messages(self) -> list[BaseMessage]:
+        """Return all messages, oldest first, without blocking the event loop."""
+        return await self.store.run_in_worker(lambda: self.messages)
+
+    def add_messages(self, messages: Sequence[BaseMessage], *, idempotency_key: str | None = None) -> None:
+        """Append messages in one transaction and one round trip: all of them, as neighbours, or none.
+
+        Args:
+            messages: In the order in which they were said; none is no write.
+            idempotency_key: The caller's name for this write. While the messages stored under it are kept, writing
+                again under the same key in this conversation stores nothing.
+
+        Raises:
+            MessageNotStorableError: A message holds a value without a JSON form; nothing was written.
+            StoreError: The database refused or could not be reached; nothing was written.
+        """
+        if messages:
+            stored = to_stored_messages(messages)
+            write_id = self.write_id(idempotency_key)
+            self.store.append(self.key, stored, write_id=write_id, max_messages=self.max_messages)
+
+    async def aadd_messages(self, messages: Sequence[BaseMessage], *, idempotency_key: str | None = None) -> None:
+        """Append messages as `add_messages` does, without blocking the event loop."""
+        await self.store.run_in_worker(self.add_messages, messages, idempotency_key=idempotency_key)
+
+    def add_message(self, message: BaseMessage) -> None:
+        """Append one message."""
+        self.add_messages([message])
+
+    def clear(self) -> None:
+        """Delete the conversation's messages and summaries; its metadata and its numbering stay."""
+        self.store.clear(self.key)
+
+    async def aclear(self) -> None:
+        """Clear as `clear` does, without blocking the event loop."""
+        await self.store.run_in_worker(self.clear)
+
+    def write_id(self, idempotency_key: str | None = None) -> uuid.UUID:
+        """Return the id of one write: a new one, or the one that a caller's key stands for."""
+        if idempotency_key is None:
+            return uuid.uuid4()
+        if not isinstance(idempotency_key, str) or not idempotency_key:
+            raise ConfigurationError(f"idempotency_key must be non-empty text or None, not {idempotency_key!r}")
+        try:
+            return self.key.write_id(idempotency_key)
+        except UnicodeEncodeError:
+            raise ConfigurationError(f"idempotency_key {idempotency_key!r} holds half a surrogate pair") from None
+
+    def __repr__(self) -> str:
+        user = f", user_id={self.user_id!r}" if self.user_id else ""
+        limit = f", max_messages={self.max_messages}" if self.max_messages else ""
+        return f"PostgresChatMessageHistory({self.session_id!r}, {self.store!r}{user}{limit})"
+
+
+def to_stored_messages(messages: Sequence[BaseMessage], counter: EncodingCounter | None = None) -> list[StoredMessage]:
+    """Turn messages into records, with their tokens if there is a counter of single messages.
+
+    Raises:
+        MessageNotStorableError: Names the message's place in the list and the value's in the message.
+    """
+    stored = []
+    for position, message in enumerate(messages):
+        record = to_stored(message, path=f"messages[{position}]")
+        if counter is not None:
+            count = counter.count_message(message)
+            record = replace(record, token_count=count, token_encoding=counter.label)
+        stored.append(record)
+    return stored
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedWindow:
+    """A `Window` whose messages are LangChain's again; the attributes mean the same."""
+
+    system: list[LoggedMessage]
+    messages: list[LoggedMessage]
+    complete: bool
+    summary: StoredSummary | None
+    state: str | None
+
+
+def to_logged(stored: StoredMessage, encoding: str | None = None) -> LoggedMessage:
+    """Turn a record from the log into a message; its token count is kept if it was made with `encoding`."""
+    assert stored.message_index is not None, "a record from the log has an index"
+    known = encoding is not None and stored.token_encoding == encoding
+    return LoggedMessage(
+        to_message(stored),
+        stored.message_index,
+        stored.token_count if known else None,
+        stored.tags,
+        stored.judged_by,
+    )
+
+
+def to_logged_window(window: Window, encoding: str | None = None) -> LoggedWindow:
+    """Turn a window's records into messages."""
+    return LoggedWindow(
+        [to_logged(stored, encoding) for stored in window.system],
+        [to_logged(stored, encoding) for stored in window.messages],
+        window.complete,
+        window.summary,
+        window.state,
+    )

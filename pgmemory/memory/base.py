@@ -1,0 +1,255 @@
+"""What every memory of the family has in common: fields, what a turn is made of, text or messages, sync and async.
+
+A memory is a view: it appends to the log and chooses what to show of it, and never deletes but in `clear`. It holds
+nothing of the conversation between calls.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+from pydantic import ConfigDict, Field, model_validator
+
+from pgmemory._compat import BaseChatMemory
+from pgmemory.errors import ConfigurationError
+from pgmemory.formats import as_text
+from pgmemory.history import PostgresChatMessageHistory, to_stored_messages
+from pgmemory.serialization import to_json_text
+from pgmemory.store import ConversationStore
+from pgmemory.tokens import EncodingCounter
+from pgmemory.turns import LoggedMessage
+
+Memory = TypeVar("Memory", bound="PostgresChatMemory")
+
+_SHORTHAND = ("session_id", "store", "user_id", "max_messages")
+
+
+def _refuse_to_do_without() -> PostgresChatMessageHistory:
+    raise ConfigurationError("a memory needs chat_memory=PostgresChatMessageHistory(…), or session_id and store")
+
+
+class PostgresChatMemory(BaseChatMemory):
+    """Base of the memories. To make one of your own, subclass one of them or this and override `select_messages`
+    (what the model sees) or `turn_messages` (what is stored of a turn); text and messages, sync and async then work.
+
+    The history is given as `chat_memory`, or made from the shorthand ``session_id=…, store=…[, user_id=…]
+    [, max_messages=…]``. Unknown fields are refused.
+
+    Attributes:
+        chat_memory: The conversation's log.
+        memory_key: The prompt's variable that `load_memory_variables` fills.
+        input_key: The chain's input that the human said; None if there is one besides the memory's variables.
+        output_key: The chain's output that the AI said; None if there is one, or one named ``output``.
+        return_messages: Fill the variable with messages, else with text.
+        human_prefix: How text calls the human.
+        ai_prefix: How text calls the AI.
+        formatter: Makes the text: a function of the messages and the two prefixes, such as `as_text`, `as_xml`,
+            `as_json`.
+        idempotency_key: The caller's name for the one turn that this object saves: saving it again stores nothing
+            while the turn is kept. For memories that live for one request, see `for_session`.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid", hide_input_in_errors=True)
+
+    # Excluded from dumps, which end up in traces: an application's objects are of no use there.
+    chat_memory: PostgresChatMessageHistory = Field(default_factory=_refuse_to_do_without, exclude=True)
+    memory_key: str = "history"
+    human_prefix: str = "Human"
+    ai_prefix: str = "AI"
+    formatter: Callable[[Sequence[BaseMessage], str, str], str] = Field(default=as_text, exclude=True, repr=False)
+    idempotency_key: str | None = None
+
+    if TYPE_CHECKING:
+        # The shorthand, which type checkers know as fields.
+        session_id: str | int | uuid.UUID = ""
+        store: ConversationStore = ConversationStore()
+        user_id: str | int | uuid.UUID | None = None
+        max_messages: int | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _make_history(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        shorthand = {name: values[name] for name in _SHORTHAND if name in values}
+        others = {name: value for name, value in values.items() if name not in shorthand}
+        if "chat_memory" in others:
+            if shorthand:
+                raise ConfigurationError(f"give either chat_memory or {', '.join(shorthand)}, not both")
+        elif "session_id" in shorthand and "store" in shorthand:
+            others["chat_memory"] = PostgresChatMessageHistory(**shorthand)
+        return others
+
+    # What the model sees
+
+    def select_messages(self, inputs: dict[str, Any]) -> list[BaseMessage]:
+        """Return the messages that the model is shown, oldest first. Override to make a view of your own.
+
+        Args:
+            inputs: The chain's inputs of this call; empty where there is no call, as for `buffer`.
+        """
+        raise NotImplementedError
+
+    @property
+    def memory_variables(self) -> list[str]:
+        """The prompt variables that this memory fills."""
+        return [self.memory_key]
+
+    def load_memory_variables(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Return the window as messages or text under `memory_key`. In a running event loop this blocks it.
+
+        Raises:
+            StoreError: The database could not be asked.
+        """
+        messages = self.select_messages(inputs)
+        return {self.memory_key: messages if self.return_messages else self._as_text(messages)}
+
+    async def aload_memory_variables(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Return what `load_memory_variables` returns, without blocking the event loop."""
+        return await self._store.run_in_worker(self.load_memory_variables, inputs)
+
+    @property
+    def buffer(self) -> Any:
+        """The window, as messages or as text like `load_memory_variables`."""
+        return self.buffer_as_messages if self.return_messages else self.buffer_as_str
+
+    @property
+    def buffer_as_str(self) -> str:
+        """The window as text."""
+        return self._as_text(self.buffer_as_messages)
+
+    @property
+    def buffer_as_messages(self) -> list[BaseMessage]:
+        """The window as messages."""
+        return self.select_messages({})
+
+    # What is stored
+
+    def turn_messages(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> list[BaseMessage]:
+        """Return the messages to store of one turn, oldest first; none to store nothing. Override to change them.
+
+        The human and the AI may have said text, a message, content blocks, or a list of messages, each of which is
+        stored as it is; anything else is stored as its JSON text.
+
+        Args:
+            inputs: The chain's inputs, the memory's variables among them.
+            outputs: The chain's outputs.
+
+        Raises:
+            ConfigurationError: It cannot be told which input or output was said; the text names those there are.
+        """
+        said = self._pick("input_key", self.input_key, inputs, without={*self.memory_variables, "stop"})
+        answered = self._pick("output_key", self.output_key, outputs, fallback="output")
+        return [*_as_messages(said, HumanMessage), *_as_messages(answered, AIMessage)]
+
+    def save_context(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
+        """Store a turn: one round trip, one transaction, all of it or nothing. In a running event loop this blocks it.
+
+        Raises:
+            ConfigurationError: It cannot be told which input or output was said.
+            MessageNotStorableError: Something that was said has no JSON form.
+            StoreError: The database refused or could not be reached.
+        """
+        messages = self.turn_messages(inputs, outputs)
+        if messages:
+            self._save_turn(messages)
+
+    async def asave_context(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
+        """Store a turn as `save_context` does, without blocking the event loop."""
+        await self._store.run_in_worker(self.save_context, inputs, outputs)
+
+    def clear(self) -> None:
+        """Delete the conversation's messages and summaries."""
+        self.chat_memory.clear()
+
+    async def aclear(self) -> None:
+        """Clear as `clear` does, without blocking the event loop."""
+        await self._store.run_in_worker(self.clear)
+
+    def for_session(
+        self: Memory,
+        session_id: str | int | uuid.UUID,
+        *,
+        user_id: str | int | uuid.UUID | None = None,
+        idempotency_key: str | None = None,
+    ) -> Memory:
+        """Return the same view of another conversation in the same store, for one request. No I/O."""
+        history = PostgresChatMessageHistory(
+            session_id, self._store, user_id=user_id, max_messages=self.chat_memory.max_messages
+        )
+        return self.model_copy(update={"chat_memory": history, "idempotency_key": idempotency_key})
+
+    # For the memories of this package
+
+    @property
+    def _store(self) -> ConversationStore:
+        return self.chat_memory.store
+
+    def _save_turn(self, messages: list[BaseMessage]) -> None:
+        self._append(messages)
+
+    def _append(
+        self,
+        messages: list[BaseMessage],
+        *,
+        counter: EncodingCounter | None = None,
+        tags: list[str] | None = None,
+        judged_by: str | None = None,
+    ) -> None:
+        self._store.append(
+            self.chat_memory.key,
+            to_stored_messages(messages, counter),
+            write_id=self.chat_memory.write_id(self.idempotency_key),
+            tags=tags,
+            judged_by=judged_by,
+            max_messages=self.chat_memory.max_messages,
+        )
+
+    def _as_text(self, messages: list[BaseMessage]) -> str:
+        return self.formatter(messages, self.human_prefix, self.ai_prefix)
+
+    def _pick(
+        self,
+        field: str,
+        key: str | None,
+        values: dict[str, Any],
+        *,
+        without: set[str] | frozenset[str] = frozenset(),
+        fallback: str | None = None,
+    ) -> Any:
+        candidates = [name for name in values if name not in without]
+        if key is None and len(candidates) == 1:
+            key = candidates[0]
+        elif key is None and fallback in candidates:
+            key = fallback
+        if key is None or key not in values:
+            raise ConfigurationError(
+                f"{type(self).__name__} cannot tell which of the chain's keys {sorted(candidates)} to store: "
+                f"set {field} to one of them" + (f"; it is {key!r}" if key is not None else "")
+            )
+        return values[key]
+
+
+def messages_of(parts: Sequence[Sequence[LoggedMessage]]) -> list[BaseMessage]:
+    """Return the messages of turns and other parts of a window, in their order."""
+    return [logged.message for logged in chain.from_iterable(parts)]
+
+
+def _as_messages(said: Any, message_class: type[HumanMessage] | type[AIMessage]) -> list[BaseMessage]:
+    if isinstance(said, BaseMessage):
+        return [said]
+    if isinstance(said, list) and said and all(isinstance(item, BaseMessage) for item in said):
+        return said
+    is_content = isinstance(said, list) and all(
+        isinstance(item, str) or (isinstance(item, dict) and isinstance(item.get("type"), str)) for item in said
+    )
+    if isinstance(said, str) or (is_content and said):
+        return [message_class(content=said)]
+    if said is None:
+        return [message_class(content="")]
+    return [message_class(content=json.dumps(json.loads(to_json_text(said, path="output")), ensure_ascii=False))]

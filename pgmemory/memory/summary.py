@@ -1,0 +1,193 @@
+"""A rolling summary, and the turns that are not in it yet."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from langchain_core.language_models import BaseLanguageModel
+from langchain_core.messages import BaseMessage, SystemMessage
+from langchain_core.prompts import BasePromptTemplate
+from pydantic import Field, model_validator
+from typing_extensions import Self
+
+from pgmemory._compat import SUMMARY_PROMPT
+from pgmemory.errors import ConfigurationError, PgMemoryError
+from pgmemory.formats import text_of
+from pgmemory.history import LoggedWindow, to_stored_messages
+from pgmemory.memory.base import messages_of
+from pgmemory.memory.token_limit import TokenLimitMemory
+from pgmemory.models import Window
+from pgmemory.turns import LoggedMessage, Turn, is_preamble_system, shown, split_turns
+
+_logger = logging.getLogger(__name__)
+
+
+class SummaryError(PgMemoryError):
+    """The language model gave no summary."""
+
+
+class SummaryMemory(TokenLimitMemory):
+    """Show the preamble's system messages, the summary so far, and whole turns that are not yet in it.
+
+    When what is shown passes the limit, saving a turn folds the oldest whole turns into the summary, down to half of
+    the limit. The newest turn and the preamble's system messages are never folded. Summaries are kept in the database:
+    they survive restarts, and of two workers that fold at once one wins, so that no message is summarised twice or
+    lost. If the model fails, the turn is stored already, the failure is logged and the next save tries again.
+
+    Attributes:
+        llm: The language model that summarises.
+        max_token_limit: The limit for all that is loaded, as messages. The turns may use half of it in any case, so a
+            summary that is longer than the other half passes it: bound it with the prompt or the model. While the
+            model fails, the newest turns up to twice the limit are shown.
+        prompt: Its variables are ``summary`` and ``new_lines``.
+        summary_message_cls: Class of the message that shows the summary.
+    """
+
+    # Not BaseLanguageModel[Any]: pydantic would make a class of it that no model is an instance of.
+    llm: BaseLanguageModel = Field(exclude=True, repr=False)  # type: ignore[type-arg]
+    max_token_limit: int = Field(default=2000, ge=0)
+    prompt: BasePromptTemplate = Field(default=SUMMARY_PROMPT, exclude=True, repr=False)  # type: ignore[type-arg]
+    summary_message_cls: type[BaseMessage] = Field(default=SystemMessage, exclude=True, repr=False)
+
+    @model_validator(mode="after")
+    def _check_prompt(self) -> Self:
+        variables = set(self.prompt.input_variables)
+        if variables != {"summary", "new_lines"}:
+            raise ConfigurationError(
+                f"the prompt's variables must be 'summary' and 'new_lines', not {sorted(variables)}"
+            )
+        return self
+
+    def select_messages(self, inputs: dict[str, Any]) -> list[BaseMessage]:
+        """Return the summary and the turns that are not in it. One round trip; asks no model.
+
+        Turns that nobody has folded yet, as in a log that others wrote, are bounded to twice the limit; at least the
+        newest turn is shown.
+        """
+        key, encoding = self.chat_memory.key, self._counter.encoding
+        pages = self._pages(
+            lambda budget, before: self._store.read_summary_window(
+                key, budget=budget, encoding=encoding, before=before
+            ),
+            max(1, 2 * self.max_token_limit),
+        )
+        head, turns = self._newest_turns(
+            pages,
+            head_of=self._head,
+            limit=lambda head_tokens: max(2 * self.max_token_limit, self._ceiling(head_tokens)),
+            min_turns=1,
+        )
+        return messages_of([head, *turns])
+
+    def fold(self) -> bool:
+        """Fold the oldest turns if what would be shown passes the limit, as saving does; tell whether any were folded.
+
+        For logs that others wrote. A long log is folded in several calls of the model, each of about twice the limit
+        and each taking effect at once, so that an interrupted fold goes on where it was. No connection is held while
+        the model works.
+
+        Raises:
+            SummaryError: The model answered without text. What it raises itself is passed on. What was folded before
+                stays folded.
+            StoreError: The database refused or could not be reached.
+        """
+        return self._fold(self._read_unsummarized(self._page_budget))
+
+    def _save_turn(self, messages: list[BaseMessage]) -> None:
+        window = self._store.append_and_read_unsummarized(
+            self.chat_memory.key,
+            to_stored_messages(messages, self._single_counter),
+            write_id=self.chat_memory.write_id(self.idempotency_key),
+            budget=self._page_budget,
+            encoding=self._counter.encoding,
+            max_messages=self.chat_memory.max_messages,
+        )
+        try:
+            self._fold(window)
+        except Exception:
+            # The turn is stored: failing now would lose an answer that was paid for. The next save tries again.
+            _logger.exception(
+                "session %r was not summarised; its turns are kept and the next save tries again",
+                self.chat_memory.session_id,
+            )
+
+    # Folding. All amounts are tokens of what would be shown: head and turns together.
+
+    @property
+    def _page_budget(self) -> int:
+        return max(1, self._batch + self.max_token_limit)
+
+    @property
+    def _batch(self) -> int:
+        """What one call of the model is given at most, unless a single turn is larger."""
+        return 2 * self.max_token_limit
+
+    def _ceiling(self, head_tokens: int) -> int:
+        """What may be shown before turns are folded."""
+        return max(self.max_token_limit, head_tokens + self.max_token_limit // 2)
+
+    def _goal(self, head_tokens: int) -> int:
+        """What is shown after folding, at most."""
+        return head_tokens + (self._ceiling(head_tokens) - head_tokens) // 2
+
+    def _read_unsummarized(self, budget: int) -> Window:
+        return self._store.read_unsummarized(self.chat_memory.key, budget=budget, encoding=self._counter.encoding)
+
+    def _fold(self, stored: Window) -> bool:
+        folded = False
+        budget = self._page_budget
+        while True:
+            window = self._counted(stored)
+            before, turns = split_turns(window.messages)
+            if not window.complete:
+                turns.pop()  # only its first message was read
+            batch = self._turns_to_fold(window, turns)
+            if batch:
+                folded = self._summarise(window, before, batch) or folded
+            elif window.complete:
+                return folded
+            else:
+                budget *= 2  # the page holds less than is shown: estimates were too high
+            stored = self._read_unsummarized(budget)
+
+    def _turns_to_fold(self, window: LoggedWindow, turns: list[Turn]) -> list[Turn]:
+        """Return the oldest turns that the next call of the model folds, perhaps none."""
+        head = self._head(window)
+        head_tokens = self._count([head])
+        as_shown = [shown(turn) for turn in turns]
+        if self._count([head, *as_shown]) <= self._ceiling(head_tokens):
+            return []
+        goal = self._goal(head_tokens)
+        kept = len(self._longest_suffix(as_shown, head, goal))
+        if window.complete:
+            kept = max(1, kept)  # never the newest turn
+        surplus = turns[: len(turns) - kept]
+        # A prefix that fits is, turned round, a suffix that fits.
+        batch = self._longest_suffix(surplus[::-1], [], self._batch)[::-1]
+        return batch or surplus[:1]
+
+    def _summarise(self, window: LoggedWindow, before: list[LoggedMessage], turns: list[Turn]) -> bool:
+        assert window.state is not None, "a conversation with turns has a state"
+        preamble = [logged for logged in before if not is_preamble_system(logged)]
+        prompt = self.prompt.format_prompt(
+            summary=window.summary.content if window.summary else "",
+            new_lines=self._as_text(messages_of([preamble, *turns])),
+        )
+        answer = self.llm.invoke(prompt)
+        summary = text_of(answer) if isinstance(answer, BaseMessage) else str(answer)
+        if not summary.strip():
+            raise SummaryError("the language model answered without text; nothing was folded")
+        return self._store.record_summary(
+            self.chat_memory.key,
+            content=summary,
+            covers_through=turns[-1][-1].message_index,
+            state=window.state,
+        )
+
+    def _head(self, window: LoggedWindow) -> list[LoggedMessage]:
+        if window.summary is None:
+            return window.system
+        message = self.summary_message_cls(content=window.summary.content)
+        summary = LoggedMessage(message, window.summary.covers_through)
+        return [*window.system, *self._with_counts([summary])]
