@@ -1,0 +1,65 @@
+# Every target sets up what it needs: a virtual environment of its own, and a PostgreSQL that comes with pip.
+PYTHON ?= python3
+# Test processes that run at once; 0 runs the tests in one process (for a debugger).
+WORKERS ?= 2
+
+EXTRAS_demo := embedded,offline,langchain1
+EXTRAS_langchain1 := langchain1,test
+EXTRAS_langchain03 := langchain03,test
+LINE_langchain1 := LangChain 1.x
+LINE_langchain03 := LangChain 0.3
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help demo test test-langchain1 test-langchain03 test-install check lint schema clean
+
+help:
+	@echo "make demo          a support bot that remembers, on a local PostgreSQL: no server, no API key needed"
+	@echo "make test          all tests beside LangChain 1.x, then beside LangChain 0.3"
+	@echo "make check         what to run before a commit: lint, then the tests beside LangChain 1.x"
+	@echo "make lint          ruff, mypy, and whether schema.sql is up to date"
+	@echo "make schema        write schema.sql from pgmemory/migrations"
+	@echo "make test-install  install from the package registry beside either LangChain, in either order"
+	@echo "make clean         remove the virtual environments and everything else that was made"
+	@echo "One line alone: make test-langchain1, make test-langchain03. PYTEST_ADDOPTS is passed to pytest."
+
+demo: .venv-demo/installed
+	@.venv-demo/bin/python examples/support_bot.py </dev/null
+
+test: test-langchain1 test-langchain03
+	@echo "All tests passed beside both LangChain lines."
+
+test-langchain1 test-langchain03: test-%: .venv-%/installed
+	@echo "Testing beside $(LINE_$*)"
+	@.venv-$*/bin/python -m pytest -q -n $(WORKERS)
+
+test-install: .venv-langchain1/installed
+	@echo "Installing into fresh environments (some minutes)"
+	@.venv-langchain1/bin/python -m pytest -q -n $(WORKERS) -m install
+
+check: lint test-langchain1
+
+lint: .venv-langchain1/installed
+	@.venv-langchain1/bin/ruff check
+	@.venv-langchain1/bin/mypy
+	@.venv-langchain1/bin/python -m pgmemory.cli schema | diff -u schema.sql - \
+		|| { echo "schema.sql is out of date: run make schema"; exit 1; }
+
+schema: .venv-langchain1/installed
+	@.venv-langchain1/bin/python -m pgmemory.cli schema >schema.sql.new
+	@mv schema.sql.new schema.sql
+	@echo "Wrote schema.sql"
+
+clean:
+	@rm -rf .venv-demo .venv-langchain1 .venv-langchain03 build dist *.egg-info schema.sql.new
+	@rm -rf .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	@find pgmemory tests examples -name __pycache__ -prune -exec rm -rf {} +
+
+# An environment whose making broke off has no pip yet, so it is made anew.
+.venv-%/installed: setup.cfg pyproject.toml
+	@echo "Installing into .venv-$* (about a minute, once)"
+	@test -x .venv-$*/bin/pip || $(PYTHON) -m venv --clear .venv-$*
+	@.venv-$*/bin/python -m pip install -qq --editable '.[$(EXTRAS_$*)]'
+	@touch $@
