@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from conftest import Distributions, VirtualEnvironment
@@ -95,3 +96,48 @@ def test_without_a_usable_langchain_importing_a_memory_says_what_to_install(
     assert "Traceback" not in said
     assert "langchain-pgmemory[langchain1]" in said
     assert "langchain-pgmemory[langchain03]" in said
+
+
+ACROSS_LINES = """if True:
+    import json, sys
+    from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+    from pgmemory import ConversationStore, PostgresChatMessageHistory
+
+    def said(message):
+        if message["role"] == "human":
+            return HumanMessage(message["content"])
+        if message["role"] == "tool":
+            return ToolMessage(
+                message["content"], tool_call_id=message["tool_call_id"], name=message["name"], artifact=[1e22, -0.0]
+            )
+        usage = {"input_tokens": 1, "output_tokens": 2, "total_tokens": 3}
+        return AIMessage(
+            message["content"], tool_calls=message.get("tool_calls", []), id="run-1", usage_metadata=usage,
+            response_metadata={"model": "m"}, additional_kwargs={"refusal": None},
+        )
+
+    verb, line, dsn, schema, file = sys.argv[1:]
+    with ConversationStore(dsn, schema=schema, tenant_id=line) as store:
+        store.setup()
+        for text in open(file, encoding="utf-8"):
+            dialogue = json.loads(text)
+            history = PostgresChatMessageHistory(dialogue["dialogue_id"], store)
+            messages = [said(message) for message in dialogue["messages"]]
+            if verb == "write":
+                history.add_messages(messages)
+            else:
+                assert history.messages == messages, dialogue["dialogue_id"]
+"""
+
+
+def test_rows_written_under_one_line_load_equal_under_the_other(
+    tmp_path: Path, shared_data: Path, distributions: Distributions, server_dsn: str, schema_name: str
+) -> None:
+    environments = {line: VirtualEnvironment(tmp_path / line) for line in ("langchain03", "langchain1")}
+    for line, environment in environments.items():
+        environment.install(f"{distributions.wheel}[{line}]")
+    arguments = [server_dsn, schema_name, shared_data / "agent_dialogues.jsonl"]
+    for line, environment in environments.items():
+        environment.run("python", "-c", ACROSS_LINES, "write", line, *arguments)
+    for line, other in (("langchain03", "langchain1"), ("langchain1", "langchain03")):
+        environments[other].run("python", "-c", ACROSS_LINES, "read", line, *arguments)
