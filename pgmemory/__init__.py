@@ -12,7 +12,7 @@ from pgmemory._version import __version__
 
 if TYPE_CHECKING:
     from pgmemory.embedded import LocalServerError
-    from pgmemory.errors import ConfigurationError, MessageNotStorableError, PgMemoryError, SchemaError
+    from pgmemory.errors import ConfigurationError, MessageNotStorableError, PgMemoryError, SchemaError, SummaryError
     from pgmemory.formats import as_json, as_text, as_xml
     from pgmemory.history import PostgresChatMessageHistory
     from pgmemory.memory.base import PostgresChatMemory
@@ -41,6 +41,7 @@ _MODULES = {
     "StoreError": "pool",
     "StoreUnavailableError": "pool",
     "StoredMessage": "models",
+    "SummaryError": "errors",
     "SummaryMemory": "memory.summary",
     "TokenWindowMemory": "memory.token_window",
     "as_json": "formats",
@@ -65,6 +66,7 @@ __all__ = [
     "StoreError",
     "StoreUnavailableError",
     "StoredMessage",
+    "SummaryError",
     "SummaryMemory",
     "TokenWindowMemory",
     "__version__",

@@ -23,7 +23,7 @@ from pgmemory.store import ConversationStore
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_PASSWORD = re.compile(r"(?<=://)\S*(?=@)|(?<=password=)\S+")
+_MAY_HOLD_A_PASSWORD = re.compile(r"://|password\s*=", re.IGNORECASE)
 
 _SCHEMA = click.option(
     "--schema", default="pgmemory", show_default=True, metavar="NAME", help="PostgreSQL schema that holds the tables."
@@ -61,7 +61,12 @@ def _without_passwords() -> Iterator[None]:
     try:
         yield
     except click.UsageError as error:
-        raise click.UsageError(_PASSWORD.sub("…", error.format_message()), error.ctx) from None
+        if not _MAY_HOLD_A_PASSWORD.search(error.format_message()):
+            raise
+        raise click.UsageError(
+            "an argument was not understood; it is not repeated here, for it looks like a DSN: give that with --dsn",
+            error.ctx,
+        ) from None
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

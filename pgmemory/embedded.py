@@ -34,6 +34,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+from pgmemory.errors import PgMemoryError
+
 if sys.platform != "win32":
     import fcntl
     import pwd
@@ -54,7 +56,7 @@ _SOCKET_PARENT = "/tmp"
 _ROOT_FOLDER = Path("/var/lib/pgmemory")
 
 
-class LocalServerError(RuntimeError):
+class LocalServerError(PgMemoryError, RuntimeError):
     """The local server cannot be used: the text says what failed, what its log says last, and what to do."""
 
 

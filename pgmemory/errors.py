@@ -4,7 +4,11 @@
     ├── ConfigurationError       an argument or an environment variable is wrong (also a ValueError)
     ├── MessageNotStorableError  a message holds a value with no JSON form (also a ValueError)
     ├── SchemaError              the database's schema is missing, too old or too new
+    ├── SummaryError             the language model gave no summary
+    ├── LocalServerError         the embedded PostgreSQL cannot be used: see pgmemory.embedded (also a RuntimeError)
     └── StoreError               the database refused or could not be reached: see pgmemory.pool
+
+A memory's wrong field is pydantic's ValidationError, a ValueError that holds our text.
 
 This module knows nothing of psycopg2, so errors that are also psycopg2's stand in `pgmemory.pool`.
 No error text ever holds a password or a whole connection string.
@@ -39,3 +43,7 @@ class MessageNotStorableError(PgMemoryError, ValueError):
 
 class SchemaError(PgMemoryError):
     """The schema does not fit this version of pgmemory: the text names the command that mends it."""
+
+
+class SummaryError(PgMemoryError):
+    """The language model gave no summary; nothing was folded."""

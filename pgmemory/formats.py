@@ -34,8 +34,15 @@ _NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 
 def text_of(message: BaseMessage) -> str:
     """Return the text of a message's content: text blocks joined without a separator, other blocks left out."""
-    text: Any = message.text  # a text in LangChain 1.x, a method in 0.3
-    return str(text if isinstance(text, str) else text())
+    # Not message.text, which is a method in LangChain 0.3, an attribute in 1.x, and missing in early versions.
+    if isinstance(message.content, str):
+        return message.content
+    blocks = (block if isinstance(block, str) else block.get("text") for block in message.content if _is_text(block))
+    return "".join(block for block in blocks if isinstance(block, str))
+
+
+def _is_text(block: str | dict[Any, Any]) -> bool:
+    return isinstance(block, str) or block.get("type") == "text"
 
 
 def as_text(messages: Sequence[BaseMessage], human_prefix: str = "Human", ai_prefix: str = "AI") -> str:

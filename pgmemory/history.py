@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from langchain_core.chat_history import BaseChatMessageHistory
@@ -83,8 +83,8 @@ class PostgresChatMessageHistory(BaseChatMessageHistory):
             MessageNotStorableError: A message holds a value without a JSON form; nothing was written.
             StoreError: The database refused or could not be reached; nothing was written.
         """
-        if messages:
-            stored = to_stored_messages(messages)
+        stored = to_stored_messages(as_list(messages))
+        if stored:
             write_id = self.write_id(idempotency_key)
             self.store.append(self.key, stored, write_id=write_id, max_messages=self.max_messages)
 
@@ -104,6 +104,12 @@ class PostgresChatMessageHistory(BaseChatMessageHistory):
         """Clear as `clear` does, without blocking the event loop."""
         await self.store.run_in_worker(self.clear)
 
+    def for_session(
+        self, session_id: str | int | uuid.UUID, *, user_id: str | int | uuid.UUID | None = None
+    ) -> PostgresChatMessageHistory:
+        """Return a history of the same kind of another conversation in the same store. No I/O."""
+        return type(self)(session_id, self.store, user_id=user_id, max_messages=self.max_messages)
+
     def write_id(self, idempotency_key: str | None = None) -> uuid.UUID:
         """Return the id of one write: a new one, or the one that a caller's key stands for."""
         if idempotency_key is None:
@@ -119,6 +125,17 @@ class PostgresChatMessageHistory(BaseChatMessageHistory):
         user = f", user_id={self.user_id!r}" if self.user_id else ""
         limit = f", max_messages={self.max_messages}" if self.max_messages else ""
         return f"PostgresChatMessageHistory({self.session_id!r}, {self.store!r}{user}{limit})"
+
+
+def as_list(messages: Iterable[BaseMessage]) -> list[BaseMessage]:
+    """Return messages as a list.
+
+    Raises:
+        ConfigurationError: It is a single message.
+    """
+    if isinstance(messages, BaseMessage):
+        raise ConfigurationError(f"give a list of messages, not a single {type(messages).__name__}")
+    return list(messages)
 
 
 def to_stored_messages(messages: Sequence[BaseMessage], counter: EncodingCounter | None = None) -> list[StoredMessage]:

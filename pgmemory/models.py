@@ -16,6 +16,9 @@ from typing import Any
 _NAMESPACE = uuid.UUID("6f1f4c1e-6d0c-5c4e-9d5e-0b1f6a7f3d52")
 
 
+AFTER_ALL = 2**31 - 1
+"""An index above every message's."""
+
 # PostgreSQL's text cannot hold NUL, and UTF-8 cannot encode surrogates.
 _NOT_TEXT = re.compile("[\x00\ud800-\udfff]")
 

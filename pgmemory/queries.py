@@ -1,6 +1,6 @@
 """Every statement that the store sends, by name; nothing here runs one.
 
-`{schema}` stands for the quoted name of the PostgreSQL schema and is filled in once per store by `Queries`.
+`{schema}` stands for the quoted name of the PostgreSQL schema, which `in_schema` fills in, once for each statement.
 Rules that all of them keep, so that they also run on distributed PostgreSQL and behind pgbouncer:
 
 - Several statements joined by `;` are sent as one query: one round trip, one transaction, and each takes its own
@@ -117,7 +117,7 @@ CLEAR = (
     _READ_COMMITTED
     + """
 update {schema}.conversations
-set summarized_through = next_message_index - 1, revision = revision + 1
+set summarized_through = next_message_index - 1, keeps_summary = false, revision = revision + 1
 where id = %(id)s;
 delete from {schema}.conversation_summaries where conversation_id = %(id)s;
 delete from {schema}.conversation_messages where conversation_id = %(id)s;
@@ -203,7 +203,7 @@ with recursive step as (
 """
 
 
-_STEPS = f"select {PART_WINDOW} as part, done, {_MESSAGE} from step m"
+_WINDOW = f"select {PART_WINDOW} as part, done, {_MESSAGE} from step m"
 _UNION = "\nunion all\n"
 _IN_ORDER = "\norder by part, message_index;\n"
 _TOKENS_PASSED = "(total.total > %(budget)s and m.role = 'human')"
@@ -211,7 +211,7 @@ _TOKENS_PASSED = "(total.total > %(budget)s and m.role = 'human')"
 READ_LAST_TURNS = (
     _BY_INDEX_ONLY
     + _steps(bound="m.message_index < %(before)s", adds="(m.role = 'human')::int", done="total.total >= %(turns)s")
-    + _UNION.join([_STEPS, _PREAMBLE_SYSTEM])
+    + _UNION.join([_WINDOW, _PREAMBLE_SYSTEM])
     + _IN_ORDER
 )
 """The last `turns` turns before message `before`, and the preamble's system messages."""
@@ -219,7 +219,7 @@ READ_LAST_TURNS = (
 READ_LAST_TOKENS = (
     _BY_INDEX_ONLY
     + _steps(bound="m.message_index < %(before)s", adds=_COST, done=_TOKENS_PASSED)
-    + _UNION.join([_STEPS, _PREAMBLE_SYSTEM])
+    + _UNION.join([_WINDOW, _PREAMBLE_SYSTEM])
     + _IN_ORDER
 )
 """The last turns before message `before` until they pass `budget` tokens, and the preamble's system messages."""
@@ -229,7 +229,7 @@ READ_SUMMARY_WINDOW = (
     + _steps(
         bound=f"m.message_index < %(before)s and m.message_index > {_AFTER_SUMMARY}", adds=_COST, done=_TOKENS_PASSED
     )
-    + _UNION.join([_STEPS, _PREAMBLE_SYSTEM, _SUMMARY])
+    + _UNION.join([_WINDOW, _PREAMBLE_SYSTEM, _SUMMARY])
     + _IN_ORDER
 )
 """As READ_LAST_TOKENS, but only turns that no summary covers, and the newest summary."""
@@ -237,7 +237,7 @@ READ_SUMMARY_WINDOW = (
 READ_UNSUMMARIZED = (
     _BY_INDEX_ONLY
     + _steps(bound=f"m.message_index > {_AFTER_SUMMARY}", adds=_COST, done=_TOKENS_PASSED, newest_first=False)
-    + _UNION.join([_STEPS, _PREAMBLE_SYSTEM, _SUMMARY, _STATE])
+    + _UNION.join([_WINDOW, _PREAMBLE_SYSTEM, _SUMMARY, _STATE])
     + _IN_ORDER
 )
 """The oldest turns that no summary covers until they pass `budget` tokens, with all that RECORD_SUMMARY compares."""
@@ -271,7 +271,7 @@ with recursive step as (
     where not step.done
 )
 """
-    + _UNION.join([f"{_STEPS} where m.turn not in (select turn from step where skipped)", _PREAMBLE_SYSTEM])
+    + _UNION.join([f"{_WINDOW} where m.turn not in (select turn from step where skipped)", _PREAMBLE_SYSTEM])
     + _IN_ORDER
 )
 """As READ_LAST_TURNS, without the turns that `rule` is known to find irrelevant."""
@@ -294,6 +294,8 @@ returning covers_through;
 """
 )
 """Let a summary take effect if the conversation's state is still the one it was made from; else return no row."""
+
+READ_METADATA = "select c.metadata::text from {schema}.conversations c where c.id = %(id)s;"
 
 SET_METADATA = """
 insert into {schema}.conversations (id, tenant_id, user_id, session_id, metadata)

@@ -106,8 +106,8 @@ def to_stored(message: BaseMessage, *, path: str = "message") -> StoredMessage:
             + ", ".join(stored_class.__name__ for stored_class in _STORED_CLASSES),
         )
     values = {**message.__dict__, **message.model_extra} if message.model_extra else message.__dict__
-    readable = _readable(message.content, f"{path}.content")
-    extra: dict[str, Any] = {} if readable == message.content else {"content": message.content}
+    content = _readable(message.content, f"{path}.content")
+    extra: dict[str, Any] = {} if content == message.content else {"content": message.content}
     for name, default in form.defaults.items():
         value = values.get(name, default)
         # An artifact may be of a type whose == is not a plain truth value: never compare it with None.
@@ -118,7 +118,7 @@ def to_stored(message: BaseMessage, *, path: str = "message") -> StoredMessage:
     kwargs = message.additional_kwargs
     return StoredMessage(
         role=form.role,
-        content=readable,
+        content=content,
         additional_kwargs=to_json_text(kwargs, path=f"{path}.additional_kwargs") if kwargs else None,
         extra=_extra_text(extra, path) if extra else None,
     )
@@ -373,7 +373,7 @@ def _fields_of(value: Any, path: str) -> dict[str, Any]:
     if isinstance(value, (SecretStr, SecretBytes)):
         raise MessageNotStorableError(path, "a secret is never stored; leave it out of the message")
     raise MessageNotStorableError(
-        path, f"a {_type_name(value)} has no JSON form; store text, numbers, lists or dicts instead"
+        path, f"an object of type {_type_name(value)} has no JSON form; store text, numbers, lists or dicts instead"
     )
 
 

@@ -7,6 +7,7 @@ one round trip and one transaction unless it says otherwise, and may be called f
 from __future__ import annotations
 
 import json
+import logging
 import os
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -17,15 +18,24 @@ from typing import Any, ParamSpec, TypeVar
 from pgmemory import queries, schema
 from pgmemory.embedded import LocalServer
 from pgmemory.errors import ConfigurationError, MessageNotStorableError, SchemaError
-from pgmemory.models import ConversationKey, ConversationRecord, StoredMessage, StoredSummary, Window, readable
+from pgmemory.models import (
+    AFTER_ALL,
+    ConversationKey,
+    ConversationRecord,
+    StoredMessage,
+    StoredSummary,
+    Window,
+    readable,
+)
 from pgmemory.names import indexed_id, schema_name, text_id
 from pgmemory.pool import Database, StoreError
 from pgmemory.workers import Workers
 
+_logger = logging.getLogger(__name__)
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_LAST = 2**31 - 1  # above every message index
 _MISSING_RELATION = ("42P01", "3F000", "42703")  # undefined_table, invalid_schema_name, undefined_column
 _NO_JSON_TEXT = ("22P05", "22P02")  # untranslatable_character, invalid_text_representation
 
@@ -34,7 +44,8 @@ class ConversationStore:
     """All conversations of one tenant, in one PostgreSQL schema.
 
     Make one per process and share it: every history and memory may use it at once, from any thread. Building it does
-    no I/O; it connects when first used.
+    no I/O; it connects when first used. Methods that take a `key` are what histories and memories are made of; those
+    that take a session id look things up for applications.
 
     Args:
         source: A DSN (``postgresql://…``, SQLAlchemy's ``postgresql+psycopg2://…`` or libpq's ``key=value``), None for
@@ -69,13 +80,13 @@ class ConversationStore:
             min_connections=min_connections,
             max_connections=max_connections,
             timeout_seconds=timeout_seconds,
-            application_name=application_name,
+            application_name=text_id("application_name", application_name),
         )
         self._server: LocalServer | None = None
         self._workers = Workers(self._database.max_connections)
 
     @classmethod
-    def embedded(cls, path: str | os.PathLike[str], **options: Any) -> ConversationStore:
+    def embedded(cls, path: str | os.PathLike[str], *, durable: bool = True, **options: Any) -> ConversationStore:
         """Start a local PostgreSQL that keeps its data at `path`, for development; `close` lets go of it.
 
         Several processes may use one path: the first starts the server, the last one to end stops it. The schema is
@@ -83,12 +94,13 @@ class ConversationStore:
 
         Args:
             path: Folder of the data; made on first use.
+            durable: Survive a power cut; without it, everything is faster.
             **options: Further arguments of ConversationStore, except the source.
 
         Raises:
             LocalServerError: No PostgreSQL was found or it did not start: the text says why.
         """
-        server = LocalServer(path)
+        server = LocalServer(path, durable=durable)
         try:
             store = cls(server.start(), **options)
             store._server = server
@@ -155,7 +167,7 @@ class ConversationStore:
         """
         statements = queries.APPEND if max_messages is None else queries.APPEND + queries.PRUNE
         parameters = self._append_parameters(key, messages, write_id, tags, judged_by, max_messages)
-        with _written_once():
+        with _written_once(key):
             self._execute(statements, parameters)
 
     def append_and_read_unsummarized(
@@ -175,8 +187,9 @@ class ConversationStore:
         statements = queries.APPEND if max_messages is None else queries.APPEND + queries.PRUNE
         parameters = self._append_parameters(key, messages, write_id, None, None, max_messages)
         parameters |= {"keeps_summary": True, "budget": budget, "encoding": encoding}
-        with _written_once():
+        with _written_once(key):
             return _window(self._execute(statements + queries.READ_UNSUMMARIZED, parameters))
+        # Only where the write was there already: nothing was read then.
         return self.read_unsummarized(key, budget=budget, encoding=encoding)
 
     def list_messages(self, session_id: str | int | uuid.UUID, *, user_id: Any = None) -> list[StoredMessage]:
@@ -187,12 +200,12 @@ class ConversationStore:
         """Return all messages of a conversation, oldest first."""
         return [_message(row) for row in self._execute(queries.READ_ALL, {"id": str(key.id)})]
 
-    def read_last_turns(self, key: ConversationKey, *, turns: int, before: int = _LAST) -> Window:
+    def read_last_turns(self, key: ConversationKey, *, turns: int, before: int = AFTER_ALL) -> Window:
         """Read the last `turns` turns before message `before`. Touches no older row."""
         return _window(self._execute(queries.READ_LAST_TURNS, {"id": str(key.id), "turns": turns, "before": before}))
 
     def read_last_tokens(
-        self, key: ConversationKey, *, budget: int, encoding: str | None, before: int = _LAST
+        self, key: ConversationKey, *, budget: int, encoding: str | None, before: int = AFTER_ALL
     ) -> Window:
         """Read the last whole turns before message `before`, up to the first one that passes `budget` tokens.
 
@@ -205,7 +218,7 @@ class ConversationStore:
         return self._read_tokens(queries.READ_LAST_TOKENS, key, budget, encoding, before)
 
     def read_relevant_turns(
-        self, key: ConversationKey, *, turns: int, rule: str | None, before: int = _LAST
+        self, key: ConversationKey, *, turns: int, rule: str | None, before: int = AFTER_ALL
     ) -> Window:
         """Read the last `turns` turns before message `before` that `rule` is not known to find irrelevant.
 
@@ -229,7 +242,7 @@ class ConversationStore:
     # Summaries
 
     def read_summary_window(
-        self, key: ConversationKey, *, budget: int, encoding: str | None, before: int = _LAST
+        self, key: ConversationKey, *, budget: int, encoding: str | None, before: int = AFTER_ALL
     ) -> Window:
         """Read the newest summary and, as `read_last_tokens` does, the last turns that it does not cover."""
         return self._read_tokens(queries.READ_SUMMARY_WINDOW, key, budget, encoding, before)
@@ -277,6 +290,9 @@ class ConversationStore:
             limit: At most this many; None for all.
             offset: Leave out this many first.
         """
+        for name, value in (("limit", limit), ("offset", offset)):
+            if value is not None and (type(value) is not int or not 0 <= value < 2**63):
+                raise ConfigurationError(f"{name} must be a whole number from 0, not {value!r}")
         user = None if user_id is None else self.key("any", user_id).user_id
         return self._conversations(user_id=user, limit=limit, offset=offset)
 
@@ -291,8 +307,9 @@ class ConversationStore:
         self, session_id: str | int | uuid.UUID, *, user_id: str | int | uuid.UUID | None = None
     ) -> dict[str, Any]:
         """Return a conversation's metadata; empty if it has none or there is no such conversation."""
-        conversation = self.get_conversation(session_id, user_id=user_id)
-        return conversation.metadata if conversation else {}
+        rows = self._execute(queries.READ_METADATA, {"id": str(self.key(session_id, user_id).id)})
+        metadata: dict[str, Any] = json.loads(rows[0][0]) if rows else {}
+        return metadata
 
     def set_metadata(
         self,
@@ -351,6 +368,8 @@ class ConversationStore:
         return self.__dict__ | {"_server": None}
 
     def __repr__(self) -> str:
+        if "_database" not in self.__dict__:
+            return f"<{type(self).__name__} that was not built>"  # as error trackers show the frame of __init__
         tenant = f", tenant_id={self.tenant_id!r}" if self.tenant_id else ""
         return f"ConversationStore({self._database.address!r}, schema={self.schema!r}{tenant})"
 
@@ -409,13 +428,14 @@ class ConversationStore:
 
 
 @contextmanager
-def _written_once() -> Iterator[None]:
+def _written_once(key: ConversationKey) -> Iterator[None]:
     """Take "this write is already there" for success: an earlier try of it got through."""
     try:
         yield
     except StoreError as error:
         if error.constraint_name != queries.WRITE_ID_INDEX:
             raise
+        _logger.info("session %r holds this write already: nothing was stored", key.session_id)
 
 
 def _names(key: ConversationKey) -> dict[str, Any]:

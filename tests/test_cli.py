@@ -176,6 +176,8 @@ def test_every_command_has_help_with_an_example_that_can_be_run(command: str) ->
         ["schema", "--schema"],
         ["init", f"postgresql://app:{PASSWORD}@h/db"],
         ["status", f"host=h password={PASSWORD}"],
+        ["status", f"host=h password = '{PASSWORD} x'"],
+        [f"host=h PASSWORD ='{PASSWORD}'"],
         ["schema", f"postgresql://app:{PASSWORD}@h/db"],
         [f"postgresql://app:{PASSWORD}@h/db"],
         ["init", f"--dns=postgresql://app:{PASSWORD}@h/db"],
@@ -189,6 +191,7 @@ def test_wrong_usage_ends_with_two_and_shows_no_password(call: Callable[..., End
     ended = call(*arguments)
     assert (ended.code, ended.output) == (2, "")
     assert ended.errors.startswith(("Usage: ", "Error: "))
+    assert ended.errors.count("Usage: ") <= 1
 
 
 def test_wrong_usage_ends_a_process_with_two() -> None:

@@ -13,7 +13,7 @@ import pytest
 from fakes import scripted
 from langchain_core.documents import Document
 from langchain_core.load import dumpd
-from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, ChatMessage, HumanMessage, SystemMessage
 
 from pgmemory import (
     BufferMemory,
@@ -207,6 +207,104 @@ def test_a_turn_without_messages_stores_nothing(store: ConversationStore) -> Non
 
     Silent(session_id="s", store=store).save_context({"input": "q"}, {"output": "a"})
     assert store.list_conversations() == []
+
+
+def test_a_list_that_a_chain_returns_is_not_taken_for_content_blocks(store: ConversationStore) -> None:
+    memory = BufferMemory(session_id="s", store=store)
+    for output in (["apple", "orange"], [{"type": "order", "id": 7}]):
+        memory.save_context({"input": "q"}, {"output": output})
+        assert json.loads(stored(store)[-1][1]) == output
+
+
+def test_an_unstorable_value_is_named_by_the_key_it_came_under(store: ConversationStore) -> None:
+    memory = BufferMemory(session_id="s", store=store)
+    with pytest.raises(MessageNotStorableError, match=r"cannot store inputs\['input'\]"):
+        memory.save_context({"input": object()}, {"output": "a"})
+    with pytest.raises(MessageNotStorableError, match=r"cannot store outputs\['output'\]\['x'\]"):
+        memory.save_context({"input": "q"}, {"output": {"x": object()}})
+    assert stored(store) == []
+
+
+def test_turn_messages_may_be_any_iterable_but_not_a_single_message(store: ConversationStore) -> None:
+    class Lazy(RelevantTurnMemory):
+        def turn_messages(self, inputs: Any, outputs: Any) -> Any:
+            yield from super().turn_messages(inputs, outputs)
+
+    class Single(BufferMemory):
+        def turn_messages(self, inputs: Any, outputs: Any) -> Any:
+            return HumanMessage("q")
+
+    Lazy(session_id="s", store=store, keywords=["q"]).save_context({"input": "q"}, {"output": "a"})
+    assert stored(store) == [("human", "q"), ("ai", "a")]
+    with pytest.raises(ConfigurationError, match="a list of messages, not a single HumanMessage"):
+        Single(session_id="s", store=store).save_context({"input": "q"}, {"output": "a"})
+
+
+def test_a_field_that_is_changed_later_is_checked_and_takes_effect(store: ConversationStore) -> None:
+    relevant = RelevantTurnMemory(session_id="s", store=store, keywords=["invoice"])
+    relevant.keywords = ["refund"]
+    relevant.save_context({"input": "an invoice"}, {"output": "a"})
+    relevant.save_context({"input": "a refund"}, {"output": "a"})
+    assert stored(store) == [("human", "a refund"), ("ai", "a")]
+    window = TokenWindowMemory(session_id="s", store=store, max_token_limit=2, token_counter=len)
+    assert window.buffer == "Human: a refund\nAI: a"
+    window.token_counter = lambda messages: 3 * len(messages)
+    assert window.buffer == ""
+    buffer = BufferMemory(session_id="s", store=store, k=1)
+    for wrong in (-1, "one"):
+        with pytest.raises(ValueError):
+            buffer.k = wrong
+    with pytest.raises(ValueError, match="blank"):
+        relevant.keywords = [""]
+
+
+def test_a_coroutine_cannot_judge_a_turn(store: ConversationStore) -> None:
+    async def judge(messages: Any) -> bool:
+        return False
+
+    with pytest.raises(ValueError, match="ordinary function"):
+        RelevantTurnMemory(session_id="s", store=store, is_relevant=judge)
+
+
+def test_a_summary_message_class_must_be_built_from_content_alone(store: ConversationStore) -> None:
+    with pytest.raises(ValueError, match="summary_message_cls"):
+        SummaryMemory(session_id="s", store=store, llm=scripted("s"), summary_message_cls=ChatMessage)
+
+
+def test_a_misspelt_field_is_named_even_where_the_history_is_missing(store: ConversationStore) -> None:
+    with pytest.raises(ValueError, match="stroe"):
+        BufferMemory(session_id="s", stroe=store)
+
+
+def test_a_memory_tells_where_its_conversation_is(store: ConversationStore) -> None:
+    memory = BufferMemory(session_id=7, store=store, user_id="u", max_messages=9)
+    assert (memory.session_id, memory.store, memory.user_id, memory.max_messages) == ("7", store, "u", 9)
+
+
+def test_another_session_keeps_the_kind_of_history(store: ConversationStore) -> None:
+    class Audited(PostgresChatMessageHistory):
+        pass
+
+    memory = BufferMemory(chat_memory=Audited("s", store, max_messages=9))
+    other = memory.for_session("t", user_id="u").chat_memory
+    assert (type(other), other.session_id, other.user_id, other.max_messages) == (Audited, "t", "u", 9)
+
+
+def test_the_buffer_is_there_asynchronously_as_the_stock_class_has_it(store: ConversationStore) -> None:
+    memory = BufferMemory(session_id="s", store=store)
+    memory.save_context({"input": "q"}, {"output": "a"})
+
+    async def buffers() -> list[Any]:
+        return [await memory.abuffer(), await memory.abuffer_as_str(), await memory.abuffer_as_messages()]
+
+    assert asyncio.run(buffers()) == ["Human: q\nAI: a", "Human: q\nAI: a", [HumanMessage("q"), AIMessage("a")]]
+
+
+def test_a_limit_that_is_a_function_does_not_spoil_dumps(store: ConversationStore) -> None:
+    memory = TokenWindowMemory(session_id="s", store=store, max_token_limit=lambda inputs: 3)
+    assert json.loads(memory.model_dump_json())["max_token_limit"] is None
+    memory.max_token_limit = 7
+    assert json.loads(memory.model_dump_json())["max_token_limit"] == 7
 
 
 def every_memory(store: ConversationStore) -> list[PostgresChatMemory]:

@@ -326,7 +326,7 @@ def test_the_limit_may_depend_on_the_inputs_and_the_counter_be_ones_own(ten_of_e
 
 
 def test_without_a_limit_nothing_is_counted(ten_of_each: ConversationStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens_room, "_load_once", lambda name: pytest.fail("the encoding was loaded"))
+    monkeypatch.setattr(tokens_room, "load_once", lambda name: pytest.fail("the encoding was loaded"))
 
     def counter(messages: Sequence[BaseMessage]) -> int:
         pytest.fail("the counter was asked")

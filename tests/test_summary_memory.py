@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import threading
@@ -15,8 +16,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, System
 from langchain_core.prompts import PromptTemplate
 from psycopg2.extensions import connection as Connection
 
-from pgmemory import ConversationStore, PostgresChatMessageHistory, SummaryMemory
-from pgmemory.memory.summary import SummaryError
+from pgmemory import BufferMemory, ConversationStore, PostgresChatMessageHistory, SummaryError, SummaryMemory
 
 MARKER = re.compile(r"\bm\d+[ha]\b")
 
@@ -255,6 +255,7 @@ def test_of_two_workers_that_fold_at_once_one_wins_and_no_message_is_lost(store:
     for thread in threads:
         thread.join()
     assert new_lines(effective[0]) == new_lines(effective[1])
+    assert sum(len(worker.llm.calls) for worker in workers) == 2, "the loser asks no further"
     shown = markers(workers[0].buffer)
     assert sorted(shown) == sorted(f"m{number}{who}" for number in range(12) for who in "ha")
 
@@ -326,8 +327,6 @@ def test_pruning_spares_what_no_summary_covers_yet(store: ConversationStore) -> 
 
 
 def test_asynchronous_saving_folds_too(store: ConversationStore) -> None:
-    import asyncio
-
     memory = memory_of(store, perfect_model())
 
     async def talk() -> Any:
@@ -338,3 +337,50 @@ def test_asynchronous_saving_folds_too(store: ConversationStore) -> None:
     loaded = asyncio.run(talk())["history"]
     assert sorted(markers(loaded)) == sorted(f"m{number}{who}" for number in range(8) for who in "ha")
     assert memory.llm.calls
+
+
+def test_models_that_take_their_time_hold_up_no_other_conversation(server_dsn: str, schema_name: str) -> None:
+    released = threading.Event()
+
+    def slow(messages: list[BaseMessage]) -> str:
+        assert released.wait(30)
+        return "short"
+
+    async def talk(store: ConversationStore) -> str:
+        slow_ones = [memory_of(store, FakeChat(answer=slow), session_id=name, max_token_limit=5) for name in "abc"]
+        for memory in slow_ones:
+            await memory.asave_context(*turn(0))
+        folds = [asyncio.create_task(memory.asave_context(*turn(1))) for memory in slow_ones]
+        while not all(memory.llm.calls for memory in slow_ones):
+            await asyncio.sleep(0)
+        # All of the store's threads would be taken if they waited for the models.
+        other = BufferMemory(session_id="other", store=store)
+        await asyncio.wait_for(other.asave_context(*turn(2)), 20)
+        shown = str(await asyncio.wait_for(other.aload_memory_variables({}), 20))
+        assert not any(fold.done() for fold in folds)
+        released.set()
+        await asyncio.gather(*folds)
+        return shown
+
+    with ConversationStore(server_dsn, schema=schema_name, max_connections=2) as store:
+        store.setup()
+        assert "m2h" in asyncio.run(talk(store))
+
+
+def test_folding_on_request_works_asynchronously(store: ConversationStore) -> None:
+    history = PostgresChatMessageHistory("s", store)
+    for number in range(10):
+        inputs, outputs = turn(number)
+        history.add_messages([HumanMessage(inputs["input"]), AIMessage(outputs["output"])])
+    memory = memory_of(store, perfect_model(), max_token_limit=20)
+    assert asyncio.run(memory.afold()) is True
+    assert len(set(markers(memory.buffer))) == 20
+
+
+def test_after_clearing_max_messages_prunes_again(store: ConversationStore) -> None:
+    history = PostgresChatMessageHistory("s", store, max_messages=4)
+    SummaryMemory(chat_memory=history, llm=scripted("short")).save_context(*turn(0))
+    history.clear()
+    for number in range(5):
+        BufferMemory(chat_memory=history).save_context(*turn(number))
+    assert len(history.messages) == 4

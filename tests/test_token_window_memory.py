@@ -26,7 +26,14 @@ from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import BaseMessage
 from psycopg2.extensions import connection as Connection
 
-from pgmemory import BufferMemory, ConfigurationError, ConversationStore, PostgresChatMessageHistory, TokenWindowMemory
+from pgmemory import (
+    BufferMemory,
+    ConfigurationError,
+    ConversationStore,
+    PostgresChatMessageHistory,
+    TokenWindowMemory,
+    token_encodings,
+)
 from pgmemory import tokens as tokens_room
 
 TURN = tokens_of_all(dialogue(1)) - 3
@@ -277,7 +284,7 @@ def test_special_tokens_in_a_text_are_saved_counted_and_unchanged(store: Convers
 @pytest.fixture
 def offline(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """No encoding can be loaded, until this is undone."""
-    monkeypatch.setattr(tokens_room, "_outcomes", {"o200k_base": "ProxyError"})
+    monkeypatch.setattr(token_encodings, "_outcomes", {"o200k_base": "ProxyError"})
     return monkeypatch
 
 

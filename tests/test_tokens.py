@@ -32,7 +32,7 @@ from langchain_core.messages import (
 )
 from tiktoken import registry
 
-from pgmemory import tokens
+from pgmemory import token_encodings, tokens
 from pgmemory.tokens import (
     DEFAULT_ENCODING,
     ESTIMATED,
@@ -58,7 +58,7 @@ def _nothing_warned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def _nothing_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens, "_outcomes", {})
+    monkeypatch.setattr(token_encodings, "_outcomes", {})
     monkeypatch.setattr(registry, "ENCODINGS", {})
     for name in ("NO_PROXY", "no_proxy", "https_proxy"):
         monkeypatch.delenv(name, raising=False)
@@ -67,7 +67,7 @@ def _nothing_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def _nothing_loads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens, "_outcomes", {"o200k_base": "ProxyError", "cl100k_base": "ProxyError"})
+    monkeypatch.setattr(token_encodings, "_outcomes", {"o200k_base": "ProxyError", "cl100k_base": "ProxyError"})
 
 
 def _closed_port() -> int:
@@ -207,7 +207,7 @@ def test_the_same_holds_of_estimates(messages: list[BaseMessage]) -> None:
 
 
 def test_no_messages_cost_nothing_and_load_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens, "_load_once", lambda name: pytest.fail("loaded"))
+    monkeypatch.setattr(tokens, "load_once", lambda name: pytest.fail("loaded"))
     assert EncodingCounter().count([]) == 0
 
 
@@ -250,13 +250,13 @@ class FailingEncoding:
 
 @pytest.mark.parametrize("error", [ValueError("stack"), PanicException("stack")])
 def test_a_text_that_tiktoken_gives_up_on_is_estimated(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-    monkeypatch.setattr(tokens, "_outcomes", {DEFAULT_ENCODING: FailingEncoding(error)})
+    monkeypatch.setattr(token_encodings, "_outcomes", {DEFAULT_ENCODING: FailingEncoding(error)})
     assert EncodingCounter().count(HELLO) == HELLO_ESTIMATE
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(), MemoryError()])
 def test_an_interrupt_while_counting_goes_on(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-    monkeypatch.setattr(tokens, "_outcomes", {DEFAULT_ENCODING: FailingEncoding(error)})
+    monkeypatch.setattr(token_encodings, "_outcomes", {DEFAULT_ENCODING: FailingEncoding(error)})
     with pytest.raises(type(error)):
         EncodingCounter().count(HELLO)
 
@@ -403,7 +403,7 @@ def test_tiktokens_other_name_for_the_cache_is_honoured(monkeypatch: pytest.Monk
 def test_without_a_usable_cache_or_network_counts_are_estimated(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture, unusable: str, logged: list[str]
 ) -> None:
-    caplog.set_level("DEBUG", logger="pgmemory.tokens")
+    caplog.set_level("DEBUG", logger="pgmemory")
     (tmp_path / "a file").touch()
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / unusable) if unusable else "")
     assert EncodingCounter().count(HELLO) == HELLO_ESTIMATE
@@ -444,7 +444,7 @@ def test_threads_that_count_at_once_load_the_encoding_once(monkeypatch: pytest.M
         assert go_on.wait(30)
         return "ProxyError"
 
-    monkeypatch.setattr(tokens, "_load", load)
+    monkeypatch.setattr(token_encodings, "_load", load)
     with ThreadPoolExecutor(8) as threads:
         counts = [threads.submit(EncodingCounter().count, HELLO) for _ in range(8)]
         assert loading.wait(30)
@@ -467,7 +467,7 @@ def test_threads_that_count_at_once_load_the_encoding_once(monkeypatch: pytest.M
 )
 def test_the_estimate_is_not_below_the_real_count(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     real = EncodingCounter().count([HumanMessage(text)])
-    monkeypatch.setattr(tokens, "_outcomes", {DEFAULT_ENCODING: "ProxyError"})
+    monkeypatch.setattr(token_encodings, "_outcomes", {DEFAULT_ENCODING: "ProxyError"})
     assert EncodingCounter().count([HumanMessage(text)]) >= real
 
 

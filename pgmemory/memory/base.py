@@ -18,7 +18,7 @@ from pydantic import ConfigDict, Field, model_validator
 from pgmemory._compat import BaseChatMemory
 from pgmemory.errors import ConfigurationError
 from pgmemory.formats import as_text
-from pgmemory.history import PostgresChatMessageHistory, to_stored_messages
+from pgmemory.history import PostgresChatMessageHistory, as_list, to_stored_messages
 from pgmemory.serialization import to_json_text
 from pgmemory.store import ConversationStore
 from pgmemory.tokens import EncodingCounter
@@ -27,6 +27,11 @@ from pgmemory.turns import LoggedMessage
 Memory = TypeVar("Memory", bound="PostgresChatMemory")
 
 _SHORTHAND = ("session_id", "store", "user_id", "max_messages")
+# What tells a list of content blocks from a list that is a chain's result.
+_BLOCK_TYPES = {
+    "text", "image_url", "image", "input_audio", "audio", "video", "file", "document", "media",
+    "tool_use", "tool_result", "thinking", "reasoning", "refusal",
+}  # fmt: skip
 
 
 def _refuse_to_do_without() -> PostgresChatMessageHistory:
@@ -54,7 +59,9 @@ class PostgresChatMemory(BaseChatMemory):
             while the turn is kept. For memories that live for one request, see `for_session`.
     """
 
-    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid", hide_input_in_errors=True)
+    model_config = ConfigDict(
+        arbitrary_types_allowed=True, extra="forbid", hide_input_in_errors=True, validate_assignment=True
+    )
 
     # Excluded from dumps, which end up in traces: an application's objects are of no use there.
     chat_memory: PostgresChatMessageHistory = Field(default_factory=_refuse_to_do_without, exclude=True)
@@ -65,11 +72,16 @@ class PostgresChatMemory(BaseChatMemory):
     idempotency_key: str | None = None
 
     if TYPE_CHECKING:
-        # The shorthand, which type checkers know as fields.
+        # The shorthand, which type checkers take for fields.
         session_id: str | int | uuid.UUID = ""
         store: ConversationStore = ConversationStore()
         user_id: str | int | uuid.UUID | None = None
         max_messages: int | None = None
+    else:
+        session_id = property(lambda self: self.chat_memory.session_id)
+        store = property(lambda self: self.chat_memory.store)
+        user_id = property(lambda self: self.chat_memory.user_id)
+        max_messages = property(lambda self: self.chat_memory.max_messages)
 
     @model_validator(mode="before")
     @classmethod
@@ -83,6 +95,8 @@ class PostgresChatMemory(BaseChatMemory):
                 raise ConfigurationError(f"give either chat_memory or {', '.join(shorthand)}, not both")
         elif "session_id" in shorthand and "store" in shorthand:
             others["chat_memory"] = PostgresChatMessageHistory(**shorthand)
+        elif unknown := sorted(others.keys() - cls.model_fields.keys()):
+            raise ConfigurationError(f"{cls.__name__} has no fields {unknown}")
         return others
 
     # What the model sees
@@ -93,7 +107,7 @@ class PostgresChatMemory(BaseChatMemory):
         Args:
             inputs: The chain's inputs of this call; empty where there is no call, as for `buffer`.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must override select_messages(inputs)")
 
     @property
     def memory_variables(self) -> list[str]:
@@ -128,6 +142,18 @@ class PostgresChatMemory(BaseChatMemory):
         """The window as messages."""
         return self.select_messages({})
 
+    async def abuffer(self) -> Any:
+        """Return `buffer` without blocking the event loop."""
+        return await self._store.run_in_worker(lambda: self.buffer)
+
+    async def abuffer_as_str(self) -> str:
+        """Return `buffer_as_str` without blocking the event loop."""
+        return await self._store.run_in_worker(lambda: self.buffer_as_str)
+
+    async def abuffer_as_messages(self) -> list[BaseMessage]:
+        """Return `buffer_as_messages` without blocking the event loop."""
+        return await self._store.run_in_worker(lambda: self.buffer_as_messages)
+
     # What is stored
 
     def turn_messages(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> list[BaseMessage]:
@@ -145,7 +171,10 @@ class PostgresChatMemory(BaseChatMemory):
         """
         said = self._pick("input_key", self.input_key, inputs, without={*self.memory_variables, "stop"})
         answered = self._pick("output_key", self.output_key, outputs, fallback="output")
-        return [*_as_messages(said, HumanMessage), *_as_messages(answered, AIMessage)]
+        return [
+            *_as_messages(inputs[said], HumanMessage, f"inputs[{said!r}]"),
+            *_as_messages(outputs[answered], AIMessage, f"outputs[{answered!r}]"),
+        ]
 
     def save_context(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
         """Store a turn: one round trip, one transaction, all of it or nothing. In a running event loop this blocks it.
@@ -155,7 +184,7 @@ class PostgresChatMemory(BaseChatMemory):
             MessageNotStorableError: Something that was said has no JSON form.
             StoreError: The database refused or could not be reached.
         """
-        messages = self.turn_messages(inputs, outputs)
+        messages = as_list(self.turn_messages(inputs, outputs))
         if messages:
             self._save_turn(messages)
 
@@ -179,9 +208,7 @@ class PostgresChatMemory(BaseChatMemory):
         idempotency_key: str | None = None,
     ) -> Memory:
         """Return the same view of another conversation in the same store, for one request. No I/O."""
-        history = PostgresChatMessageHistory(
-            session_id, self._store, user_id=user_id, max_messages=self.chat_memory.max_messages
-        )
+        history = self.chat_memory.for_session(session_id, user_id=user_id)
         return self.model_copy(update={"chat_memory": history, "idempotency_key": idempotency_key})
 
     # For the memories of this package
@@ -221,18 +248,20 @@ class PostgresChatMemory(BaseChatMemory):
         *,
         without: set[str] | frozenset[str] = frozenset(),
         fallback: str | None = None,
-    ) -> Any:
+    ) -> str:
+        """Return the key of what was said."""
         candidates = [name for name in values if name not in without]
         if key is None and len(candidates) == 1:
             key = candidates[0]
         elif key is None and fallback in candidates:
             key = fallback
         if key is None or key not in values:
+            problem = f"{field} is {key!r}, which is not there" if key is not None else f"{field} is not set"
             raise ConfigurationError(
-                f"{type(self).__name__} cannot tell which of the chain's keys {sorted(candidates)} to store: "
-                f"set {field} to one of them" + (f"; it is {key!r}" if key is not None else "")
+                f"{type(self).__name__} cannot tell which of the keys {sorted(candidates)} to store: {problem}. "
+                f"Set {field} to what was said, not to what another memory fills in"
             )
-        return values[key]
+        return key
 
 
 def messages_of(parts: Sequence[Sequence[LoggedMessage]]) -> list[BaseMessage]:
@@ -240,16 +269,21 @@ def messages_of(parts: Sequence[Sequence[LoggedMessage]]) -> list[BaseMessage]:
     return [logged.message for logged in chain.from_iterable(parts)]
 
 
-def _as_messages(said: Any, message_class: type[HumanMessage] | type[AIMessage]) -> list[BaseMessage]:
+def _as_messages(said: Any, message_class: type[HumanMessage] | type[AIMessage], path: str) -> list[BaseMessage]:
     if isinstance(said, BaseMessage):
         return [said]
     if isinstance(said, list) and said and all(isinstance(item, BaseMessage) for item in said):
         return said
-    is_content = isinstance(said, list) and all(
-        isinstance(item, str) or (isinstance(item, dict) and isinstance(item.get("type"), str)) for item in said
-    )
-    if isinstance(said, str) or (is_content and said):
+    if isinstance(said, str) or _is_content(said):
         return [message_class(content=said)]
     if said is None:
         return [message_class(content="")]
-    return [message_class(content=json.dumps(json.loads(to_json_text(said, path="output")), ensure_ascii=False))]
+    return [message_class(content=json.dumps(json.loads(to_json_text(said, path=path)), ensure_ascii=False))]
+
+
+def _is_content(said: Any) -> bool:
+    """Tell content blocks, perhaps with texts between them, from a list that is a chain's result."""
+    if not isinstance(said, list):
+        return False
+    blocks = [item for item in said if not isinstance(item, str)]
+    return bool(blocks) and all(isinstance(block, dict) and block.get("type") in _BLOCK_TYPES for block in blocks)

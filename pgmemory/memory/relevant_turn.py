@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,7 +18,8 @@ from pgmemory.formats import text_of
 from pgmemory.history import LoggedWindow
 from pgmemory.keywords import KeywordRule
 from pgmemory.memory.base import messages_of
-from pgmemory.memory.token_limit import ALL_TURNS, TokenLimitMemory, system_of, validated_limit
+from pgmemory.memory.token_limit import TokenLimit, TokenLimitMemory, system_of, validated_limit
+from pgmemory.models import AFTER_ALL
 from pgmemory.turns import Turn, split_turns
 
 _logger = logging.getLogger(__name__)
@@ -43,12 +45,12 @@ class RelevantTurnMemory(TokenLimitMemory):
             for no limit.
     """
 
-    keywords: list[str] = Field(default_factory=list)
+    keywords: tuple[str, ...] = ()
     is_relevant: Callable[[Sequence[BaseMessage]], bool] | None = Field(default=None, exclude=True, repr=False)
     whole_words: bool = False
     keep_irrelevant: bool = False
     k: int | None = Field(default=None, ge=0)
-    max_token_limit: int | Callable[[dict[str, Any]], int] | None = None
+    max_token_limit: TokenLimit | None = None
 
     _rule: KeywordRule = PrivateAttr()
 
@@ -58,6 +60,8 @@ class RelevantTurnMemory(TokenLimitMemory):
             raise ConfigurationError("give keywords, is_relevant, or both: without them no turn would be relevant")
         if self.max_token_limit is not None and not callable(self.max_token_limit):
             validated_limit(self.max_token_limit, {})
+        if self.is_relevant is not None and inspect.iscoroutinefunction(self.is_relevant):
+            raise ConfigurationError("is_relevant must be an ordinary function: a coroutine is not awaited")
         self._rule = KeywordRule(self.keywords, whole_words=self.whole_words)
         return self
 
@@ -80,7 +84,7 @@ class RelevantTurnMemory(TokenLimitMemory):
     def _first_page_turns(self, limit: int | None) -> int:
         if self.k is not None:
             return max(1, self.k)
-        return ALL_TURNS if limit is None else _FIRST_PAGE_TURNS
+        return AFTER_ALL if limit is None else _FIRST_PAGE_TURNS
 
     @property
     def _fingerprint(self) -> str | None:

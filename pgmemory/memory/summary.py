@@ -12,19 +12,19 @@ from pydantic import Field, model_validator
 from typing_extensions import Self
 
 from pgmemory._compat import SUMMARY_PROMPT
-from pgmemory.errors import ConfigurationError, PgMemoryError
+from pgmemory.errors import ConfigurationError, SummaryError
 from pgmemory.formats import text_of
-from pgmemory.history import LoggedWindow, to_stored_messages
+from pgmemory.history import LoggedWindow, as_list, to_stored_messages
 from pgmemory.memory.base import messages_of
 from pgmemory.memory.token_limit import TokenLimitMemory
 from pgmemory.models import Window
 from pgmemory.turns import LoggedMessage, Turn, is_preamble_system, shown, split_turns
+from pgmemory.workers import Workers
 
 _logger = logging.getLogger(__name__)
 
-
-class SummaryError(PgMemoryError):
-    """The language model gave no summary."""
+# Threads that wait for language models, for asynchronous callers.
+_folders = Workers(16)
 
 
 class SummaryMemory(TokenLimitMemory):
@@ -33,7 +33,8 @@ class SummaryMemory(TokenLimitMemory):
     When what is shown passes the limit, saving a turn folds the oldest whole turns into the summary, down to half of
     the limit. The newest turn and the preamble's system messages are never folded. Summaries are kept in the database:
     they survive restarts, and of two workers that fold at once one wins, so that no message is summarised twice or
-    lost. If the model fails, the turn is stored already, the failure is logged and the next save tries again.
+    lost. From its first save until it is cleared, `max_messages` spares in this conversation what no summary covers. If
+    the model fails, the turn is stored already, the failure is logged and the next save tries again.
 
     Attributes:
         llm: The language model that summarises.
@@ -57,6 +58,12 @@ class SummaryMemory(TokenLimitMemory):
             raise ConfigurationError(
                 f"the prompt's variables must be 'summary' and 'new_lines', not {sorted(variables)}"
             )
+        try:
+            self.summary_message_cls(content="")
+        except ValueError as error:
+            raise ConfigurationError(
+                f"summary_message_cls must be a message class that content is enough for: {error}"
+            ) from None
         return self
 
     def select_messages(self, inputs: dict[str, Any]) -> list[BaseMessage]:
@@ -94,8 +101,32 @@ class SummaryMemory(TokenLimitMemory):
         """
         return self._fold(self._read_unsummarized(self._page_budget))
 
-    def _save_turn(self, messages: list[BaseMessage]) -> None:
-        window = self._store.append_and_read_unsummarized(
+    async def afold(self) -> bool:
+        """Fold as `fold` does, without blocking the event loop."""
+        return await _folders.run(self.fold)
+
+    async def asave_context(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
+        """Store a turn as `save_context` does and fold if need be, without blocking the event loop."""
+        window = await self._store.run_in_worker(self._append_turn, inputs, outputs)
+        if window is not None:
+            # Not in the store's own threads, which others need while the model works.
+            await _folders.run(self._fold_or_log, window)
+
+    def save_context(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
+        """Store a turn in one round trip, then fold if what is shown passes the limit. Raises as the other memories do.
+
+        A fold that fails is logged, not raised.
+        """
+        window = self._append_turn(inputs, outputs)
+        if window is not None:
+            self._fold_or_log(window)
+
+    def _append_turn(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> Window | None:
+        """Store a turn; return what no summary covers, or None if there was nothing to store."""
+        messages = as_list(self.turn_messages(inputs, outputs))
+        if not messages:
+            return None
+        return self._store.append_and_read_unsummarized(
             self.chat_memory.key,
             to_stored_messages(messages, self._single_counter),
             write_id=self.chat_memory.write_id(self.idempotency_key),
@@ -103,6 +134,8 @@ class SummaryMemory(TokenLimitMemory):
             encoding=self._counter.encoding,
             max_messages=self.chat_memory.max_messages,
         )
+
+    def _fold_or_log(self, window: Window) -> None:
         try:
             self._fold(window)
         except Exception:
@@ -144,7 +177,9 @@ class SummaryMemory(TokenLimitMemory):
                 turns.pop()  # only its first message was read
             batch = self._turns_to_fold(window, turns)
             if batch:
-                folded = self._summarise(window, before, batch) or folded
+                if not self._summarise(window, before, batch):
+                    return folded  # another worker came first and goes on, or the conversation was cleared
+                folded = True
             elif window.complete:
                 return folded
             else:

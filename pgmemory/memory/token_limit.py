@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any
+from typing import Annotated, Any
 
 from langchain_core.language_models import BaseLanguageModel
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import Field, PlainSerializer, PrivateAttr, model_validator
 from typing_extensions import Self
 
 from pgmemory.errors import ConfigurationError
 from pgmemory.history import LoggedWindow, to_logged_window
 from pgmemory.memory.base import PostgresChatMemory
-from pgmemory.models import Window
+from pgmemory.models import AFTER_ALL, Window
 from pgmemory.tokens import TOKENS_AROUND_ALL, CustomCounter, EncodingCounter, resolve_counter
 from pgmemory.turns import LoggedMessage, Turn, longest_suffix, shown, split_turns
 
-ALL_TURNS = NEWEST = 2**31 - 1  # more turns than any conversation has; an index above every message's
+TokenLimit = Annotated[
+    int | Callable[[dict[str, Any]], int],
+    # A function has no place in a dump.
+    PlainSerializer(lambda limit: None if callable(limit) else limit, return_type=int | None),
+]
 
 
 class TokenLimitMemory(PostgresChatMemory):
@@ -81,7 +86,7 @@ class TokenLimitMemory(PostgresChatMemory):
             size: Size of the first page, from 1.
             counted: Give each message its token count.
         """
-        before = NEWEST
+        before = AFTER_ALL
         while True:
             stored = read(size, before)
             window = self._counted(stored) if counted else to_logged_window(stored)
@@ -137,9 +142,13 @@ def validated_limit(limit: Any, inputs: dict[str, Any]) -> int:
         ConfigurationError: It is no whole number from 0.
     """
     value = limit(inputs) if callable(limit) else limit
-    if type(value) is not int or value < 0:
+    try:
+        number = -1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = -1
+    if number < 0:
         raise ConfigurationError(f"max_token_limit must be a whole number from 0, not {value!r}")
-    return value
+    return number
 
 
 def system_of(window: LoggedWindow) -> list[LoggedMessage]:

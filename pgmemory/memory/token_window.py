@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from langchain_core.language_models import BaseLanguageModel
@@ -11,7 +10,7 @@ from pydantic import Field, model_validator
 from typing_extensions import Self
 
 from pgmemory.memory.base import messages_of
-from pgmemory.memory.token_limit import TokenLimitMemory, system_of, validated_limit
+from pgmemory.memory.token_limit import TokenLimit, TokenLimitMemory, system_of, validated_limit
 
 
 class TokenWindowMemory(TokenLimitMemory):
@@ -24,7 +23,7 @@ class TokenWindowMemory(TokenLimitMemory):
         llm: A language model to count with, as LangChain's token buffer has it; `token_counter` comes first.
     """
 
-    max_token_limit: int | Callable[[dict[str, Any]], int] = 2000
+    max_token_limit: TokenLimit = 2000
     # Not BaseLanguageModel[Any]: pydantic would make a class of it that no model is an instance of.
     llm: BaseLanguageModel | None = Field(default=None, exclude=True, repr=False)  # type: ignore[type-arg]
 

@@ -9,7 +9,7 @@ create table {schema}.conversations (
     metadata            jsonb       not null default '{}',
     next_message_index  int         not null default 0,
     summarized_through  int         not null default -1,    -- last message that summaries cover, or last one cleared
-    keeps_summary       boolean     not null default false, -- a summary is kept: prune nothing that it has yet to cover
+    keeps_summary       boolean     not null default false, -- until cleared: prune nothing that a summary has yet to cover
     revision            int         not null default 0,     -- counts clearings, deletions and replacements
     created_at          timestamptz not null default clock_timestamp(),
     updated_at          timestamptz not null default clock_timestamp(), -- when its last turn was stored
