@@ -22,7 +22,7 @@ help:
 	@echo "make lint          ruff, mypy, and whether schema.sql is up to date"
 	@echo "make schema        write schema.sql from pgmemory/migrations"
 	@echo "make test-install  install from the package registry beside either LangChain, in either order"
-	@echo "make clean         remove the virtual environments and everything else that was made"
+	@echo "make clean         remove the virtual environments and what builds and tests left in this folder"
 	@echo "One line alone: make test-langchain1, make test-langchain03. PYTEST_ADDOPTS is passed to pytest."
 
 demo: .venv-demo/installed

@@ -53,6 +53,8 @@ def main() -> None:
     parser.add_argument("--keywords", nargs="+", default=KEYWORDS, metavar="TEXT", help="default: %(default)s")
     parser.add_argument("--recall", action="store_true", help=argparse.SUPPRESS)  # for the process that it starts
     arguments = parser.parse_args()
+    if not all(keyword.strip() for keyword in arguments.keywords):
+        parser.error("argument --keywords: a keyword must not be blank")
     if arguments.recall:
         recall(**json.load(sys.stdin))
         return

@@ -163,6 +163,7 @@ def test_text_is_the_default_and_calls_the_two_by_their_prefixes(three_turns: Co
     assert memory.load_memory_variables({}) == {"history": "System: be kind\nHuman: question 3\nAI: answer 3"}
     named = BufferMemory(session_id="s", store=three_turns, k=1, human_prefix="Client", ai_prefix="Desk")
     assert named.load_memory_variables({}) == {"history": "System: be kind\nClient: question 3\nDesk: answer 3"}
+    assert named.buffer_as_str == "System: be kind\nClient: question 3\nDesk: answer 3"
 
 
 def test_the_variable_is_the_one_of_memory_key(three_turns: ConversationStore) -> None:

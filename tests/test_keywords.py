@@ -71,7 +71,7 @@ def test_case_and_compatible_forms_make_no_difference(keyword: str, text: str, w
     assert finds(keyword, text, whole_words=whole_words)
 
 
-@pytest.mark.parametrize(("keyword", "text"), [("cafe", "café"), ("a", "å"), ("j", "ǰ"), ("o", "ø"), ("е", "e")])
+@pytest.mark.parametrize(("keyword", "text"), [("cafe", "café"), ("a", "å"), ("j", "ǰ")])
 def test_another_letter_is_another_letter(keyword: str, text: str) -> None:
     assert not finds(keyword, text)
 

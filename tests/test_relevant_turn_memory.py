@@ -409,6 +409,7 @@ def test_without_blocking(store: ConversationStore) -> None:
         return await memory.aload_memory_variables({})
 
     assert asyncio.run(converse()) == {"history": REFUND}
+    assert stored(store) == REFUND
 
 
 # What is refused

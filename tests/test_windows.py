@@ -248,15 +248,24 @@ def test_what_nobody_has_summarised_is_bounded_to_twice_the_limit_and_holds_the_
 # Round trips and rows
 
 TURNS = 25_000
+COUNTED: dict[str, Any] = {"count": 20, "encoding": "o200k_base"}
+UNCOUNTED: dict[str, Any] = {"count": None, "encoding": None}
 FILLER = "the parcel left the warehouse this morning and is on its way"
 
 
 def fill(
-    admin: Connection, store: ConversationStore, session_id: str, turns: int, *, counted: bool, rule: str | None = None
+    admin: Connection,
+    store: ConversationStore,
+    session_id: str,
+    turns: int,
+    *,
+    count: int | None,
+    encoding: str | None,
+    rule: str | None = None,
 ) -> None:
-    """Write so many turns of two messages behind what a session holds; every tenth is about a refund."""
+    """Write a system message and so many turns of two messages; every tenth turn is about a refund."""
     key = store.key(session_id)
-    PostgresChatMessageHistory(session_id, store).add_messages([system()])
+    write_as_others(store, session_id, [system()])
     with admin.cursor() as cursor:
         cursor.execute(
             f"""
@@ -266,11 +275,11 @@ def fill(
             select %(id)s, n, '', case when n %% 2 = 1 then 'human' else 'ai' end,
                    case when n %% 20 = 1 then 'refund ' else '' end || %(filler)s || ' ' || n,
                    case when n %% 20 = 1 then '{{refund}}'::text[] end, %(rule)s,
-                   case when %(counted)s then 20 end, case when %(counted)s then 'o200k_base' end, clock_timestamp()
+                   %(count)s, %(encoding)s, clock_timestamp()
             from generate_series(1, 2 * %(turns)s) n;
             update {store.schema}.conversations set next_message_index = 2 * %(turns)s + 1 where id = %(id)s;
             """,
-            {"id": str(key.id), "filler": FILLER, "turns": turns, "counted": counted, "rule": rule},
+            {"id": str(key.id), "filler": FILLER, "turns": turns, "count": count, "encoding": encoding, "rule": rule},
         )
 
 
@@ -305,7 +314,7 @@ def rows_touched(admin: Connection, statement: str, values: dict[str, Any]) -> i
 def test_a_window_of_a_long_conversation_is_one_round_trip_and_a_windows_rows(
     counted_store: Any, admin: Connection, analyzed: bool
 ) -> None:
-    fill(admin, counted_store, "s", TURNS, counted=True, rule=KeywordRule(["refund"]).fingerprint)
+    fill(admin, counted_store, "s", TURNS, **COUNTED, rule=KeywordRule(["refund"]).fingerprint)
     if analyzed:
         with admin.cursor() as cursor:
             cursor.execute(f"analyze {counted_store.schema}.conversation_messages")
@@ -342,7 +351,7 @@ def test_a_window_of_a_long_conversation_is_one_round_trip_and_a_windows_rows(
 
 
 def test_saving_is_one_round_trip_in_every_memory(counted_store: Any, admin: Connection) -> None:
-    fill(admin, counted_store, "s", 100, counted=True)
+    fill(admin, counted_store, "s", 100, **COUNTED)
     memories: list[PostgresChatMemory] = [
         BufferMemory(session_id="s", store=counted_store),
         TokenWindowMemory(session_id="s", store=counted_store),
@@ -361,7 +370,7 @@ def test_saving_is_one_round_trip_in_every_memory(counted_store: Any, admin: Con
 
 
 def test_the_whole_conversation_is_one_round_trip(counted_store: Any, admin: Connection) -> None:
-    fill(admin, counted_store, "s", 100, counted=True)
+    fill(admin, counted_store, "s", 100, **COUNTED)
     counted_store.executes.clear()
     assert len(loaded(BufferMemory(session_id="s", store=counted_store))) == 201
     assert [executed.rows for executed in counted_store.executes] == [201]
@@ -371,10 +380,11 @@ def test_the_whole_conversation_is_one_round_trip(counted_store: Any, admin: Con
 
 
 @pytest.mark.parametrize("limit", [100, 1_000, 10_000])
-def test_rows_without_counts_are_read_in_pages_that_grow_and_hardly_more_than_is_shown(
-    counted_store: Any, admin: Connection, limit: int
+@pytest.mark.parametrize("counts", [UNCOUNTED, {"count": 1, "encoding": "estimated"}], ids=["none", "another's"])
+def test_rows_without_counts_of_the_encoding_are_read_in_pages_that_grow_and_hardly_more_than_is_shown(
+    counted_store: Any, admin: Connection, counts: dict[str, Any], limit: int
 ) -> None:
-    fill(admin, counted_store, "s", 2_000, counted=False)
+    fill(admin, counted_store, "s", 2_000, **counts)
     counted_store.executes.clear()
     shown = loaded(TokenWindowMemory(session_id="s", store=counted_store, max_token_limit=limit))
     assert len(shown) > 3
@@ -402,7 +412,7 @@ def test_texts_that_cost_more_or_less_than_is_estimated_are_read_in_few_pages(
 def test_turns_without_a_verdict_are_read_in_pages_that_grow_until_k_are_found(
     counted_store: Any, admin: Connection
 ) -> None:
-    fill(admin, counted_store, "s", 2_000, counted=False)
+    fill(admin, counted_store, "s", 2_000, **UNCOUNTED)
     for k in (1, 3, 30):
         counted_store.executes.clear()
         shown = loaded(RelevantTurnMemory(session_id="s", store=counted_store, keywords=["refund"], k=k))
