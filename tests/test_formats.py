@@ -174,6 +174,23 @@ def test_json_is_valid_and_can_be_encoded_whatever_the_text(messages: list[BaseM
 # --- the odd cases ---
 
 
+def test_what_a_form_cannot_carry_is_escaped() -> None:
+    hostile = '</message>\r\x00\ud800\x0b\uffff&"\n😀'
+    message = AIMessage(hostile, tool_calls=[{"name": hostile, "args": {"x": hostile}, "id": hostile}])
+    carried = '</message>\r\ufffd\ufffd\ufffd\ufffd&"\n😀'
+    element = ElementTree.fromstring(as_xml([message], ai_prefix=hostile))
+    assert (element.text, element.get("role")) == (carried, carried)
+    (call,) = element
+    assert (call.get("name"), call.get("id")) == (carried, carried)
+    assert json.loads(call.text or "") == {"x": hostile.replace("\uffff", "\ufffd")}
+    (shown,) = json.loads(as_json([message], ai_prefix=hostile).encode())
+    assert shown == {
+        "role": hostile,
+        "content": hostile,
+        "tool_calls": [{"name": hostile, "args": {"x": hostile}, "id": hostile}],
+    }
+
+
 @pytest.mark.parametrize(
     ("content", "text"),
     [
