@@ -384,3 +384,26 @@ def test_after_clearing_max_messages_prunes_again(store: ConversationStore) -> N
     for number in range(5):
         BufferMemory(chat_memory=history).save_context(*turn(number))
     assert len(history.messages) == 4
+
+
+def test_a_fold_between_two_pages_of_a_load_shows_no_message_twice(
+    store: ConversationStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = PostgresChatMessageHistory("s", store)
+    for number in range(6):
+        inputs, outputs = turn(number)
+        history.add_messages([HumanMessage(inputs["input"]), AIMessage(outputs["output"])])
+    read = ConversationStore.read_summary_window
+    pages = []
+
+    def read_and_fold(self: ConversationStore, *arguments: Any, **options: Any) -> Any:
+        pages.append(read(self, *arguments, **options))
+        if len(pages) == 1:
+            assert memory_of(store, perfect_model(), max_token_limit=20).fold()
+        return pages[-1]
+
+    monkeypatch.setattr(ConversationStore, "read_summary_window", read_and_fold)
+    # Messages cost one token by this counter, so that pages, which are estimated by length, are short.
+    shown = memory_of(store, perfect_model(), max_token_limit=10, token_counter=len).buffer
+    assert len(pages) > 1
+    assert sorted(markers(shown)) == sorted(f"m{number}{who}" for number in range(6) for who in "ha")

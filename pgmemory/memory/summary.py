@@ -85,7 +85,9 @@ class SummaryMemory(TokenLimitMemory):
             limit=lambda head_tokens: max(2 * self.max_token_limit, self._ceiling(head_tokens)),
             min_turns=1,
         )
-        return messages_of([head, *turns])
+        # Another worker may have folded between two pages: the newer summary counts.
+        covered = max((logged.message_index for logged in head), default=-1)
+        return messages_of([head, *(turn for turn in turns if turn and turn[0].message_index > covered)])
 
     def fold(self) -> bool:
         """Fold the oldest turns if what would be shown passes the limit, as saving does; tell whether any were folded.
