@@ -23,7 +23,7 @@ from pgmemory.store import ConversationStore
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_MAY_HOLD_A_PASSWORD = re.compile(r"://|password\s*=", re.IGNORECASE)
+_MAY_HOLD_A_PASSWORD = re.compile(r"://|@|passw", re.IGNORECASE)
 
 _SCHEMA = click.option(
     "--schema", default="pgmemory", show_default=True, metavar="NAME", help="PostgreSQL schema that holds the tables."

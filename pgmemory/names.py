@@ -17,8 +17,12 @@ _MAX_INDEXED_BYTES = 1000  # an index row is limited to a third of a page
 def schema_name(name: Any) -> str:
     """Return the name of a PostgreSQL schema, checked."""
     text = text_id("schema", name)
+    if "://" in text:
+        raise ConfigurationError("schema must not be a DSN: give that as the source, or to --dsn")
     if len(text.encode()) > _MAX_SCHEMA_BYTES:
-        raise ConfigurationError(f"schema must not be longer than {_MAX_SCHEMA_BYTES} bytes, as {name!r} is")
+        raise ConfigurationError(
+            f"schema must not be longer than {_MAX_SCHEMA_BYTES} bytes; this one has {len(text.encode())}"
+        )
     return text
 
 

@@ -178,6 +178,8 @@ def test_every_command_has_help_with_an_example_that_can_be_run(command: str) ->
         ["status", f"host=h password={PASSWORD}"],
         ["status", f"host=h password = '{PASSWORD} x'"],
         [f"host=h PASSWORD ='{PASSWORD}'"],
+        ["status", f"app:{PASSWORD}@h/db"],
+        ["init", "host=h", f"password {PASSWORD}"],
         ["schema", f"postgresql://app:{PASSWORD}@h/db"],
         [f"postgresql://app:{PASSWORD}@h/db"],
         ["init", f"--dns=postgresql://app:{PASSWORD}@h/db"],
@@ -233,7 +235,7 @@ def test_a_process_that_reaches_no_server_ends_with_one_and_one_line(command: st
 
 @pytest.mark.parametrize("command", ["init", "status", "schema"])
 def test_a_name_that_no_schema_can_have_is_told_in_one_line(call: Callable[..., Ended], command: str) -> None:
-    for name in ("", "x" * 64):
+    for name in ("", "x" * 64, f"postgresql://app:{PASSWORD}@h/db"):
         failed(call(command, "--schema", name, dsn="host=/nowhere"), "schema must not be")
 
 

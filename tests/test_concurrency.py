@@ -11,7 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
 
+import psycopg2
 import pytest
+from langchain_core.messages import AIMessage, HumanMessage
+from psycopg2 import sql
+from psycopg2.extensions import make_dsn
 
 from pgmemory import ConversationStore, PostgresChatMessageHistory, StoredMessage
 
@@ -35,8 +39,6 @@ with ConversationStore(os.environ["DSN"], schema=sys.argv[1]) as store:
 
 def eight_threads(server_dsn: str, store: ConversationStore) -> int:
     """Write from eight threads that share a store with fewer connections, each with its own history object."""
-    from langchain_core.messages import AIMessage, HumanMessage
-
     barrier = threading.Barrier(8)
 
     def write(writer: int) -> None:
@@ -139,25 +141,24 @@ def test_the_check_sees_each_kind_of_harm(harm: Callable[[list[tuple[str, str]]]
 
 def test_writers_of_many_conversations_do_not_wait_for_each_other(server_dsn: str, store: ConversationStore) -> None:
     """A conversation whose row is locked holds up nobody else."""
-    import psycopg2
-    from langchain_core.messages import HumanMessage
-    from psycopg2 import sql
-
+    # Who waits all the same gives up in the end, so that this fails rather than hangs.
+    impatient = ConversationStore(make_dsn(server_dsn, options="-c lock_timeout=8s"), schema=store.schema)
     PostgresChatMessageHistory("locked", store).add_message(HumanMessage("q"))
     locker = psycopg2.connect(server_dsn)
     with locker.cursor() as cursor:
         lock = "select 1 from {schema}.conversations for update"
         cursor.execute(sql.SQL(lock).format(schema=sql.Identifier(store.schema)))
-    with ThreadPoolExecutor(1) as executor:
+    with impatient, ThreadPoolExecutor(1) as executor:
         waiting = executor.submit(PostgresChatMessageHistory("locked", store).add_message, HumanMessage("q2"))
-        for number in range(20):
-            other = PostgresChatMessageHistory(f"free {number % 3}", store, max_messages=4)
-            other.add_message(HumanMessage("q"))
-            assert other.messages
-            # Reading waits for no lock at all.
-            assert len(PostgresChatMessageHistory("locked", store).messages) == 1
-        assert not waiting.done()
-        locker.rollback()
+        try:
+            for number in range(20):
+                other = PostgresChatMessageHistory(f"free {number % 3}", impatient, max_messages=4)
+                other.add_message(HumanMessage("q"))
+                assert other.messages
+                # Reading waits for no lock at all.
+                assert len(PostgresChatMessageHistory("locked", impatient).messages) == 1
+            assert not waiting.done()
+        finally:
+            locker.close()
         waiting.result(PATIENCE_SECONDS)
-    locker.close()
     assert len(store.list_messages("locked")) == 2

@@ -365,6 +365,8 @@ def test_a_foreign_or_damaged_row_leaves_the_conversation_readable(
         "after",
     ]
     assert isinstance(history.messages[1].content, (str, list))
+    if "from_the_future" in (extra or ""):
+        assert history.messages[1].from_the_future == {"a": 1}  # type: ignore[attr-defined]
 
 
 # --- Async -----------------------------------------------------------------------------------------------------------
@@ -408,6 +410,12 @@ def test_many_tasks_at_once_store_their_turns_whole(store: ConversationStore) ->
     assert [text.replace("q", "a") for text in found[::2]] == found[1::2]
 
 
+def impatient_store(server_dsn: str, schema: str, **options: Any) -> ConversationStore:
+    """A store whose calls give up in the end, so that one that blocks the loop makes a test fail rather than hang."""
+    dsn = make_dsn(server_dsn, options="-c lock_timeout=8s")
+    return ConversationStore(dsn, schema=schema, application_name=schema, **options)
+
+
 ASYNC_METHODS: dict[str, Callable[[PostgresChatMessageHistory], Awaitable[Any]]] = {
     "aadd_messages": lambda history: history.aadd_messages([HumanMessage("q")]),
     "aclear": lambda history: history.aclear(),
@@ -418,8 +426,6 @@ ASYNC_METHODS: dict[str, Callable[[PostgresChatMessageHistory], Awaitable[Any]]]
 def test_the_event_loop_goes_on_while_a_call_waits_for_a_lock_in_the_database(
     server_dsn: str, store: ConversationStore, admin: Connection, method: str
 ) -> None:
-    # A call that blocks the loop gives up in the end, so that this fails rather than hangs.
-    dsn = make_dsn(server_dsn, options="-c lock_timeout=8s", application_name=store.schema)
     waiting = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and application_name = %(name)s"
 
     async def main(history: PostgresChatMessageHistory) -> None:
@@ -440,7 +446,7 @@ def test_the_event_loop_goes_on_while_a_call_waits_for_a_lock_in_the_database(
         locker.close()
         await asyncio.wait_for(call, PATIENCE_SECONDS)
 
-    with ConversationStore(dsn, schema=store.schema) as other:
+    with impatient_store(server_dsn, store.schema) as other:
         history = PostgresChatMessageHistory("s", other)
         history.add_user_message("before")
         asyncio.run(main(history))
@@ -468,7 +474,7 @@ def test_cancelled_calls_leave_turns_whole_or_absent_and_the_connection_free(
         locker.close()
         await asyncio.wait_for(history.aadd_messages([HumanMessage("last")]), PATIENCE_SECONDS)
 
-    with ConversationStore(server_dsn, schema=store.schema, max_connections=1, application_name=store.schema) as other:
+    with impatient_store(server_dsn, store.schema, max_connections=1) as other:
         history = PostgresChatMessageHistory("s", other)
         history.add_user_message("first")
         asyncio.run(main(history))

@@ -13,7 +13,17 @@ import pytest
 from fakes import scripted
 from langchain_core.documents import Document
 from langchain_core.load import dumpd
-from langchain_core.messages import AIMessage, AIMessageChunk, ChatMessage, HumanMessage, SystemMessage
+from langchain_core.messages import (
+    AIMessage,
+    AIMessageChunk,
+    ChatMessage,
+    FunctionMessage,
+    HumanMessage,
+    RemoveMessage,
+    SystemMessage,
+    ToolMessage,
+)
+from langchain_core.prompts import PromptTemplate
 
 from pgmemory import (
     BufferMemory,
@@ -266,9 +276,69 @@ def test_a_coroutine_cannot_judge_a_turn(store: ConversationStore) -> None:
         RelevantTurnMemory(session_id="s", store=store, is_relevant=judge)
 
 
-def test_a_summary_message_class_must_be_built_from_content_alone(store: ConversationStore) -> None:
+@pytest.mark.parametrize("message_class", [ChatMessage, ToolMessage, RemoveMessage, FunctionMessage])
+def test_message_classes_that_need_more_than_content_are_refused(store: ConversationStore, message_class: Any) -> None:
     with pytest.raises(ValueError, match="summary_message_cls"):
-        SummaryMemory(session_id="s", store=store, llm=scripted("s"), summary_message_cls=ChatMessage)
+        SummaryMemory(session_id="s", store=store, llm=scripted("s"), summary_message_cls=message_class)
+
+
+@pytest.mark.parametrize(
+    ("position", "field", "wrong"),
+    [
+        (1, "token_counter", "no-such-encoding"),
+        (1, "max_token_limit", -1),
+        (2, "keywords", []),
+        (2, "keywords", [""]),
+        (2, "max_token_limit", -1),
+        (3, "prompt", PromptTemplate.from_template("{summary}")),
+        (3, "summary_message_cls", ChatMessage),
+    ],
+)
+def test_a_value_that_is_refused_later_changes_nothing(
+    store: ConversationStore, position: int, field: str, wrong: Any
+) -> None:
+    memory = every_memory(store)[position]
+    before = getattr(memory, field)
+    with pytest.raises(ValueError):
+        setattr(memory, field, wrong)
+    assert getattr(memory, field) == before
+    memory.human_prefix = "Client"
+    memory.save_context({"input": "q"}, {"output": "a"})
+    assert memory.buffer == "Client: q\nAI: a"
+
+
+def test_a_type_that_is_no_text_makes_no_content_block(store: ConversationStore) -> None:
+    memory = BufferMemory(session_id="s", store=store)
+    for output in ([{"type": ["x"]}], [{"type": {"a": 1}}], [{"type": "text"}, {"type": ["x"]}], [], ["a"]):
+        memory.save_context({"input": "q"}, {"output": output})
+        assert json.loads(stored(store)[-1][1]) == output
+
+
+@pytest.mark.parametrize("kind", ["input_image", "redacted_thinking", "text-plain", "server_tool_use"])
+def test_blocks_of_every_provider_are_content(store: ConversationStore, kind: str) -> None:
+    said = [{"type": "text", "text": "hi"}, {"type": kind, "id": "1"}]
+    BufferMemory(session_id="s", store=store).save_context({"input": said}, {"output": "a"})
+    assert stored(store)[0] == ("human", said)
+
+
+@pytest.mark.parametrize("position", range(4), ids=["buffer", "token window", "relevant turns", "summary"])
+def test_content_blocks_come_back_as_they_were_and_show_their_text(store: ConversationStore, position: int) -> None:
+    said = [{"type": "text", "text": "q?"}, {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}]
+    memory = every_memory(store)[position]
+    memory.save_context({"input": said}, {"output": AIMessage("a cat")})
+    assert memory.load_memory_variables({}) == {"history": "Human: q?\nAI: a cat"}
+    memory.return_messages = True
+    assert memory.load_memory_variables({}) == {"history": [HumanMessage(said), AIMessage("a cat")]}
+
+
+def test_overriding_save_context_holds_asynchronously_too(store: ConversationStore) -> None:
+    class Audited(SummaryMemory):
+        def save_context(self, inputs: Any, outputs: Any) -> None:
+            super().save_context({"input": "masked"}, outputs)
+
+    memory = Audited(session_id="s", store=store, llm=scripted("s"))
+    asyncio.run(memory.asave_context({"input": "card 4111"}, {"output": "a"}))
+    assert stored(store) == [("human", "masked"), ("ai", "a")]
 
 
 def test_a_misspelt_field_is_named_even_where_the_history_is_missing(store: ConversationStore) -> None:

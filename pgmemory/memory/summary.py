@@ -60,7 +60,7 @@ class SummaryMemory(TokenLimitMemory):
             )
         try:
             self.summary_message_cls(content="")
-        except ValueError as error:
+        except Exception as error:
             raise ConfigurationError(
                 f"summary_message_cls must be a message class that content is enough for: {error}"
             ) from None
@@ -109,6 +109,9 @@ class SummaryMemory(TokenLimitMemory):
 
     async def asave_context(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
         """Store a turn as `save_context` does and fold if need be, without blocking the event loop."""
+        if type(self).save_context is not SummaryMemory.save_context:
+            # A subclass's own way to save holds here too, as in the other memories.
+            return await _folders.run(self.save_context, inputs, outputs)
         window = await self._store.run_in_worker(self._append_turn, inputs, outputs)
         if window is not None:
             # Not in the store's own threads, which others need while the model works.
