@@ -122,6 +122,8 @@ class PostgresChatMessageHistory(BaseChatMessageHistory):
             raise ConfigurationError(f"idempotency_key {idempotency_key!r} holds half a surrogate pair") from None
 
     def __repr__(self) -> str:
+        if "key" not in self.__dict__:
+            return f"<{type(self).__name__} that was not built>"  # as error trackers show the frame of __init__
         user = f", user_id={self.user_id!r}" if self.user_id else ""
         limit = f", max_messages={self.max_messages}" if self.max_messages else ""
         return f"PostgresChatMessageHistory({self.session_id!r}, {self.store!r}{user}{limit})"

@@ -297,11 +297,14 @@ returning covers_through;
 
 READ_METADATA = "select c.metadata::text from {schema}.conversations c where c.id = %(id)s;"
 
-SET_METADATA = """
+SET_METADATA = (
+    _READ_COMMITTED
+    + """
 insert into {schema}.conversations (id, tenant_id, user_id, session_id, metadata)
 values (%(id)s, %(tenant_id)s, %(user_id)s, %(session_id)s, %(metadata)s::jsonb)
 on conflict (id) do update set metadata = excluded.metadata;
 """
+)
 
 # In the order of the fields of models.ConversationRecord.
 READ_CONVERSATIONS = """

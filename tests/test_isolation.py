@@ -451,3 +451,11 @@ def test_a_dsn_that_cannot_be_read_is_not_shown(
     while link is not None:
         assert PASSWORD not in f"{link!r} {link}"
         link = link.__cause__ or link.__context__
+
+
+def test_what_could_not_be_built_can_still_be_shown_by_an_error_tracker(store: ConversationStore) -> None:
+    for build in (lambda: ConversationStore("no DSN"), lambda: PostgresChatMessageHistory("", store)):
+        with pytest.raises(ConfigurationError) as caught:
+            build()
+        shown = traceback.TracebackException.from_exception(caught.value, capture_locals=True)
+        assert "that was not built" in "".join(shown.format())

@@ -481,7 +481,7 @@ def nested(depth: int) -> list[Any]:
     ("kwargs", "place", "reason"),
     [
         ({"client": {"pool": [1, 2, 3, Client()]}}, "['client']['pool'][3]", "of type Client has no JSON form"),
-        ({"when": Point(x=1, when=date.min, client=None), "o": Pair(0, Client)}, "['o'].right", "of type type has no"),
+        ({"when": Point(x=1, when=date.min, client=None), "o": Pair(0, Pair)}, "['o'].right", "of type type has no"),
         ({"config": Open(x=1, key=SecretStr("hunter2"))}, "['config'].key", "a secret is never stored"),
         ({"it's": Client()}, '["it\'s"]', "no JSON form"),
         ({"ids": {1: "a", "1": "b"}}, "['ids']['1']", "another key of the same dict also becomes '1'"),

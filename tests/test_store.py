@@ -476,6 +476,9 @@ def test_a_server_that_cannot_be_reached_stores_nothing_and_says_so(store: Conve
 def test_killed_sessions_are_replaced_without_a_word(
     server_dsn: str, store: ConversationStore, admin: Connection
 ) -> None:
+    def ended(pids: set[int]) -> bool:
+        return not sessions(admin, store.schema) & pids
+
     with ConversationStore(server_dsn, schema=store.schema, application_name=store.schema, min_connections=4) as other:
         key = other.key("s")
         write(other, key, turn(1))
@@ -483,7 +486,7 @@ def test_killed_sessions_are_replaced_without_a_word(
         for number in (2, 3):
             pids = sessions(admin, store.schema)
             ask(admin, "select pg_terminate_backend(pid) from unnest(%(pids)s) pid", pids=list(pids))
-            wait_until(lambda pids=pids: not sessions(admin, store.schema) & pids, "the sessions end")
+            wait_until(partial(ended, pids), "the sessions end")
             assert len(other.read_all(key)) == 2 * (number - 1)
             write(other, key, turn(number))
         assert contents(other, key) == said(turn(1), turn(2), turn(3))

@@ -7,10 +7,10 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any
+from typing import Annotated, Any
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import AfterValidator, Field, PrivateAttr, model_validator
 from typing_extensions import Self
 
 from pgmemory.errors import ConfigurationError
@@ -45,7 +45,8 @@ class RelevantTurnMemory(TokenLimitMemory):
             for no limit.
     """
 
-    keywords: tuple[str, ...] = ()
+    # A tuple, so that nobody changes it in place without the rule's being made anew.
+    keywords: Annotated[Sequence[str], AfterValidator(tuple)] = ()
     is_relevant: Callable[[Sequence[BaseMessage]], bool] | None = Field(default=None, exclude=True, repr=False)
     whole_words: bool = False
     keep_irrelevant: bool = False

@@ -110,6 +110,10 @@ class ConnectionPool:
         ConfigurationError: The DSN or a number is not usable.
     """
 
+    # Until it is built: error trackers show the frame of __init__.
+    address = "(not built)"
+    min_connections = max_connections = 0
+
     def __init__(
         self,
         dsn: str | None = None,

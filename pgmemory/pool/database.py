@@ -90,6 +90,10 @@ class Database:
         ConfigurationError: An argument is not usable.
     """
 
+    # Until it is built: error trackers show the frame of __init__.
+    address = "(not built)"
+    max_connections = 0
+
     def __init__(
         self,
         source: Any = None,
