@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -184,6 +184,37 @@ def counted_store(counting_pool: CountingPool, schema_name: str) -> Iterator[Any
         counting_pool.executes.clear()
         store.executes = counting_pool.executes  # type: ignore[attr-defined]
         yield store
+
+
+def run_together(program: str, arguments: Sequence[Sequence[str]], server_dsn: str) -> list[str]:
+    """Run a program in several processes that begin at the same moment, and return what each printed after that.
+
+    The program finds the server in $DSN, prints ``ready``, and begins when it can read a line.
+    """
+    # Warnings are errors there too, and only the path tells where pgmemory is.
+    environment = {**os.environ, "DSN": server_dsn, "PYTHONPATH": str(PROJECT)}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", program, *each],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for each in arguments
+    ]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    ends = [process.communicate(timeout=60) for process in processes]
+    for process, (_, errors) in zip(processes, ends, strict=True):
+        assert (process.returncode, errors) == (0, "")
+    return [output for output, _ in ends]
 
 
 @pytest.fixture(scope="session")

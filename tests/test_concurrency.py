@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
-from pathlib import Path
 
 import psycopg2
 import pytest
+from conftest import run_together
 from langchain_core.messages import AIMessage, HumanMessage
 from psycopg2 import sql
 from psycopg2.extensions import make_dsn
 
 from pgmemory import ConversationStore, PostgresChatMessageHistory, StoredMessage
 
-PROJECT = Path(__file__).resolve().parents[1]
 TURNS = 25
 PATIENCE_SECONDS = 60
 
@@ -56,28 +52,8 @@ def eight_threads(server_dsn: str, store: ConversationStore) -> int:
 
 def four_processes(server_dsn: str, store: ConversationStore) -> int:
     """Write from four processes."""
-    environment = {**os.environ, "DSN": server_dsn, "PYTHONPATH": str(PROJECT)}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", WRITER, store.schema, str(writer), str(TURNS)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for writer in range(4)
-    ]
-    for process in processes:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("\n")
-        process.stdin.flush()
-    for process in processes:
-        output, errors = process.communicate(timeout=PATIENCE_SECONDS)
-        assert (process.returncode, output, errors) == (0, "", "")
+    arguments = [[store.schema, str(writer), str(TURNS)] for writer in range(4)]
+    assert run_together(WRITER, arguments, server_dsn) == [""] * 4
     return 4
 
 

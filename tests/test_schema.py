@@ -12,6 +12,7 @@ from typing import Any
 
 import psycopg2
 import pytest
+from conftest import run_together
 from fakes import scripted
 from psycopg2 import sql
 from psycopg2.extensions import connection as Connection
@@ -108,6 +109,13 @@ def role(admin: Connection) -> Iterator[str]:
     execute(admin, "drop role {role}", role=name)
 
 
+def grant_rows(admin: Connection, schema_name: str, role: str) -> None:
+    """Let a role read and write rows, and nothing else."""
+    execute(admin, "grant usage on schema {schema} to {role}", schema=schema_name, role=role)
+    rows = "grant select, insert, update, delete on all tables in schema {schema} to {role}"
+    execute(admin, rows, schema=schema_name, role=role)
+
+
 def store_as(role: str, server_dsn: str, schema_name: str) -> ConversationStore:
     return ConversationStore(make_dsn(server_dsn, user=role, password="only-for-tests"), schema=schema_name)
 
@@ -164,32 +172,8 @@ print("ready", flush=True)
 sys.stdin.readline()
 print("applied", *store.setup(), flush=True)
 """
-    command = [sys.executable, "-W", "error", "-c", program, schema_name]
-    # Away from the project's folder only the path tells where pgmemory is.
-    environment = {**os.environ, "DSN": server_dsn, "PYTHONPATH": str(PROJECT)}
-    processes = [
-        subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for _ in range(16)
-    ]
-    for process in processes:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("\n")
-        process.stdin.flush()
-    ends = [process.communicate(timeout=60) for process in processes]
-    assert [(process.returncode, errors) for process, (_, errors) in zip(processes, ends, strict=True)] == [
-        (0, "")
-    ] * 16
-    applied = sorted(name for output, _ in ends for name in output.split()[1:])
+    outputs = run_together(program, [[schema_name]] * 16, server_dsn)
+    applied = sorted(name for output in outputs for name in output.split()[1:])
     assert applied == [f"{migration.version:04}_{migration.name}" for migration in schema.migrations()]
     tables = execute(
         admin,
@@ -250,13 +234,7 @@ def test_schema_sql_is_the_rendered_schema() -> None:
 def test_a_role_that_may_only_read_and_write_rows_uses_everything_and_its_setup_does_nothing(
     store: ConversationStore, server_dsn: str, role: str, admin: Connection
 ) -> None:
-    execute(admin, "grant usage on schema {schema} to {role}", schema=store.schema, role=role)
-    execute(
-        admin,
-        "grant select, insert, update, delete on all tables in schema {schema} to {role}",
-        schema=store.schema,
-        role=role,
-    )
+    grant_rows(admin, store.schema, role)
     made = catalog(admin, store.schema)
     with store_as(role, server_dsn, store.schema) as app:
         assert app.setup() == []
@@ -485,13 +463,7 @@ def test_two_schemas_whose_names_differ_only_at_their_end_are_two(
 def test_every_memory_works_as_a_role_that_may_only_read_and_write_rows(
     store: ConversationStore, server_dsn: str, role: str, admin: Connection
 ) -> None:
-    execute(admin, "grant usage on schema {schema} to {role}", schema=store.schema, role=role)
-    execute(
-        admin,
-        "grant select, insert, update, delete on all tables in schema {schema} to {role}",
-        schema=store.schema,
-        role=role,
-    )
+    grant_rows(admin, store.schema, role)
     with store_as(role, server_dsn, store.schema) as app:
         memories: list[PostgresChatMemory] = [
             BufferMemory(session_id="0", store=app),
