@@ -443,9 +443,9 @@ def test_a_write_is_there_once_though_its_first_try_was_still_waiting_when_the_c
     with ThreadPoolExecutor(1) as executor, closing(locker):  # unlocked before the executor waits
         writing: Future[None] = executor.submit(write, remote, key, turn(1))
         wait_until(lambda: len(opened) == 1 and waiting_sessions() == 1, "the first try waits for the row")
+        pids = [opened[0].info.backend_pid]  # a connection that was closed no longer knows it
         with socket.socket(fileno=os.dup(opened[0].fileno())) as first:
             first.shutdown(socket.SHUT_RDWR)
-        pids = [opened[0].info.backend_pid]
         wait_until(lambda: len(opened) == 2, "the second try connects")
         pids.append(opened[1].info.backend_pid)
         wait_until(lambda: ask(admin, waiting, pids=pids) == [(2,)], "both tries wait for the row")
