@@ -3,6 +3,10 @@ PYTHON ?= python3
 # Test processes that run at once; 0 runs the tests in one process (for a debugger).
 WORKERS ?= 2
 
+# What a campaign of faults begins from, how long it lasts, and where its table goes.
+SEED ?= 1
+CHAOS ?= --seconds 120 --report docs/reliability.md
+
 EXTRAS_demo := embedded,offline,langchain1
 EXTRAS_langchain1 := langchain1,test
 EXTRAS_langchain03 := langchain03,test
@@ -13,7 +17,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-langchain1 test-langchain03 test-install check lint schema clean
+.PHONY: help demo test test-langchain1 test-langchain03 test-install chaos check lint schema clean
 
 help:
 	@echo "make demo          a support bot that remembers, on a local PostgreSQL: no server, no API key needed"
@@ -22,6 +26,7 @@ help:
 	@echo "make lint          ruff, mypy, and whether schema.sql is up to date"
 	@echo "make schema        write schema.sql from pgmemory/migrations"
 	@echo "make test-install  install from the package registry beside either LangChain, in either order"
+	@echo "make chaos         two minutes of random faults, audited; its table goes into docs/reliability.md (SEED=1)"
 	@echo "make clean         remove the virtual environments and what builds and tests left in this folder"
 	@echo "One line alone: make test-langchain1, make test-langchain03. PYTEST_ADDOPTS is passed to pytest."
 
@@ -38,6 +43,9 @@ test-langchain1 test-langchain03: test-%: .venv-%/installed
 test-install: .venv-langchain1/installed
 	@echo "Installing into fresh environments (some minutes)"
 	@.venv-langchain1/bin/python -m pytest -q -n $(WORKERS) -m install
+
+chaos: .venv-langchain1/installed
+	@.venv-langchain1/bin/python tests/chaos --seed $(SEED) $(CHAOS)
 
 check: lint test-langchain1
 

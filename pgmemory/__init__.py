@@ -12,7 +12,14 @@ from pgmemory._version import __version__
 
 if TYPE_CHECKING:
     from pgmemory.embedded import LocalServerError
-    from pgmemory.errors import ConfigurationError, MessageNotStorableError, PgMemoryError, SchemaError, SummaryError
+    from pgmemory.errors import (
+        ConfigurationError,
+        MessageNotStorableError,
+        PgMemoryError,
+        SchemaError,
+        SummaryError,
+        UnsavedTurn,
+    )
     from pgmemory.formats import as_json, as_text, as_xml
     from pgmemory.history import PostgresChatMessageHistory
     from pgmemory.memory.base import PostgresChatMemory
@@ -20,7 +27,7 @@ if TYPE_CHECKING:
     from pgmemory.memory.relevant_turn import RelevantTurnMemory
     from pgmemory.memory.summary import SummaryMemory
     from pgmemory.memory.token_window import TokenWindowMemory
-    from pgmemory.models import ConversationRecord, StoredMessage
+    from pgmemory.models import ConversationRecord, Operation, PoolStats, StoredMessage
     from pgmemory.pool import PoolClosedError, PoolTimeoutError, StoreError, StoreUnavailableError
     from pgmemory.store import ConversationStore
 
@@ -31,8 +38,10 @@ _MODULES = {
     "ConversationStore": "store",
     "LocalServerError": "embedded",
     "MessageNotStorableError": "errors",
+    "Operation": "models",
     "PgMemoryError": "errors",
     "PoolClosedError": "pool",
+    "PoolStats": "models",
     "PoolTimeoutError": "pool",
     "PostgresChatMemory": "memory.base",
     "PostgresChatMessageHistory": "history",
@@ -44,6 +53,7 @@ _MODULES = {
     "SummaryError": "errors",
     "SummaryMemory": "memory.summary",
     "TokenWindowMemory": "memory.token_window",
+    "UnsavedTurn": "errors",
     "as_json": "formats",
     "as_text": "formats",
     "as_xml": "formats",
@@ -56,8 +66,10 @@ __all__ = [
     "ConversationStore",
     "LocalServerError",
     "MessageNotStorableError",
+    "Operation",
     "PgMemoryError",
     "PoolClosedError",
+    "PoolStats",
     "PoolTimeoutError",
     "PostgresChatMemory",
     "PostgresChatMessageHistory",
@@ -69,6 +81,7 @@ __all__ = [
     "SummaryError",
     "SummaryMemory",
     "TokenWindowMemory",
+    "UnsavedTurn",
     "__version__",
     "as_json",
     "as_text",

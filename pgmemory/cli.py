@@ -44,6 +44,11 @@ def _one_line_errors(command: F) -> F:
     return wrapped  # type: ignore[return-value]
 
 
+def _store(dsn: str | None, schema: str) -> ConversationStore:
+    # Somebody waits for the answer: say at once that the server cannot be reached.
+    return ConversationStore(dsn, schema=schema, max_connections=1, retry_seconds=0)
+
+
 class _Commands(click.Group):
     """A group of commands whose usage errors show no password: click quotes the words that it does not understand."""
 
@@ -88,7 +93,7 @@ def init(dsn: str | None, schema: str) -> None:
     Example:
       pgmemory init --dsn postgresql://admin@db/support
     """
-    with ConversationStore(dsn, schema=schema, max_connections=1) as store:
+    with _store(dsn, schema) as store:
         applied = store.setup()
     for name in applied:
         click.echo(f"applied {name}")
@@ -106,16 +111,14 @@ def status(dsn: str | None, schema: str) -> None:
     Example:
       pgmemory status --dsn postgresql://app@db/support
     """
-    with ConversationStore(dsn, schema=schema, max_connections=1) as store:
+    with _store(dsn, schema) as store:
         current = store.schema_status()
     table = Table("version", "migration", "state")
     for migration in migrations.migrations():
         pending = migration in current.pending
         table.add_row(str(migration.version), migration.name, "pending" if pending else "applied")
     Console().print(table)
-    if not current.fits:
-        migrations.require_not_too_new(current, schema)
-        raise click.ClickException(f"schema {schema!r} is missing or not up to date: run `pgmemory init`")
+    migrations.require_fitting(current, schema)
     click.echo(f"schema {schema!r} is up to date")
 
 

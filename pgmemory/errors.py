@@ -16,9 +16,46 @@ No error text ever holds a password or a whole connection string.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from langchain_core.messages import BaseMessage
+
+
+@dataclass(frozen=True, slots=True)
+class UnsavedTurn:
+    """What was to be saved when an error came, for the caller to keep.
+
+    Its write may have taken effect all the same, where only the answer was lost. So save it later under its own key,
+    which stores it once in any case::
+
+        history.add_messages(turn.messages, idempotency_key=turn.idempotency_key)
+
+    Attributes:
+        session_id: The conversation's name.
+        user_id: Its user, or ''.
+        messages: The messages, oldest first.
+        idempotency_key: The caller's name for this write, or one that was made for it.
+    """
+
+    session_id: str
+    user_id: str
+    # Not shown: what people say has no place in logs.
+    messages: Sequence[BaseMessage] = field(repr=False)
+    idempotency_key: str
+
 
 class PgMemoryError(Exception):
-    """Base of every error that pgmemory raises on purpose."""
+    """Base of every error that pgmemory raises on purpose.
+
+    Attributes:
+        unsaved_turn: What was not saved, if this error ended a save; else None.
+    """
+
+    unsaved_turn: UnsavedTurn | None = None
 
 
 class ConfigurationError(PgMemoryError, ValueError):

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from langchain_core.chat_history import BaseChatMessageHistory
 from langchain_core.messages import BaseMessage
 
-from pgmemory.errors import ConfigurationError
+from pgmemory.errors import ConfigurationError, MessageNotStorableError, PgMemoryError, SchemaError, UnsavedTurn
 from pgmemory.models import StoredMessage, StoredSummary, Window
+from pgmemory.pool import StoreError
 from pgmemory.serialization import to_message, to_stored
 from pgmemory.store import ConversationStore
 from pgmemory.tokens import EncodingCounter
 from pgmemory.turns import LoggedMessage
+
+_logger = logging.getLogger(__name__)
+
+SAVE_ERRORS = (StoreError, SchemaError, MessageNotStorableError)
+"""What a save fails with though it was asked for rightly; each carries the turn."""
 
 
 class PostgresChatMessageHistory(BaseChatMessageHistory):
@@ -81,12 +89,20 @@ class PostgresChatMessageHistory(BaseChatMessageHistory):
 
         Raises:
             MessageNotStorableError: A message holds a value without a JSON form; nothing was written.
-            StoreError: The database refused or could not be reached; nothing was written.
+            StoreError: The database refused, and nothing was written, or could not be reached. Like every error of
+                saving it carries the turn as `unsaved_turn`. It is logged too, since RunnableWithMessageHistory
+                swallows it.
         """
-        stored = to_stored_messages(as_list(messages))
-        if stored:
-            write_id = self.write_id(idempotency_key)
-            self.store.append(self.key, stored, write_id=write_id, max_messages=self.max_messages)
+        said = as_list(messages)
+        if not said:
+            return
+        try:
+            with self.saving(said, idempotency_key) as write_id:
+                stored = to_stored_messages(said)
+                self.store.append(self.key, stored, write_id=write_id, max_messages=self.max_messages)
+        except SAVE_ERRORS as error:
+            self.log_unsaved(error)
+            raise
 
     async def aadd_messages(self, messages: Sequence[BaseMessage], *, idempotency_key: str | None = None) -> None:
         """Append messages as `add_messages` does, without blocking the event loop."""
@@ -110,16 +126,33 @@ class PostgresChatMessageHistory(BaseChatMessageHistory):
         """Return a history of the same kind of another conversation in the same store. No I/O."""
         return type(self)(session_id, self.store, user_id=user_id, max_messages=self.max_messages)
 
-    def write_id(self, idempotency_key: str | None = None) -> uuid.UUID:
-        """Return the id of one write: a new one, or the one that a caller's key stands for."""
-        if idempotency_key is None:
-            return uuid.uuid4()
-        if not isinstance(idempotency_key, str) or not idempotency_key:
-            raise ConfigurationError(f"idempotency_key must be non-empty text or None, not {idempotency_key!r}")
+    @contextmanager
+    def saving(self, messages: Sequence[BaseMessage], idempotency_key: str | None) -> Iterator[uuid.UUID]:
+        """Give one write its id: a new one, or the one that a caller's key stands for.
+
+        An error of saving that leaves the block carries the turn.
+
+        Raises:
+            ConfigurationError: The key is not usable.
+        """
+        key = uuid.uuid4().hex if idempotency_key is None else idempotency_key
+        if not isinstance(key, str) or not key:
+            raise ConfigurationError(f"idempotency_key must be non-empty text or None, not {key!r}")
         try:
-            return self.key.write_id(idempotency_key)
+            write_id = self.key.write_id(key)
         except UnicodeEncodeError:
-            raise ConfigurationError(f"idempotency_key {idempotency_key!r} holds half a surrogate pair") from None
+            raise ConfigurationError(f"idempotency_key {key!r} holds half a surrogate pair") from None
+        try:
+            yield write_id
+        except SAVE_ERRORS as error:
+            error.unsaved_turn = UnsavedTurn(self.session_id, self.user_id, tuple(messages), key)
+            raise
+
+    def log_unsaved(self, error: PgMemoryError) -> None:
+        """Log at level ERROR that a turn was not saved; the record has it as its attribute `unsaved_turn`."""
+        _logger.error(
+            "session %r: a turn was not saved: %s", self.session_id, error, extra={"unsaved_turn": error.unsaved_turn}
+        )
 
     def __repr__(self) -> str:
         if "key" not in self.__dict__:

@@ -144,3 +144,51 @@ class ConversationRecord:
     next_message_index: int
     summarized_through: int
     time_to_live: timedelta | None
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """What a store has just done, as `on_operation` is told.
+
+    Attributes:
+        name: Which: the name of a method of the store, such as ``append``, or a part of `setup`.
+        seconds: How long it took, with waiting for a connection and with retries.
+        rows: Rows that its last statement read or wrote; 0 if it failed.
+        retries: How often it was tried again.
+        error: What it ended with, or None.
+    """
+
+    name: str
+    seconds: float
+    rows: int
+    retries: int
+    error: BaseException | None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStats:
+    """How the connections of a pool are used, and what has happened since it was made.
+
+    Attributes:
+        max_connections: How many there are at most.
+        connections: How many there are: idle, in use, or being opened.
+        idle: How many of them are free.
+        in_use: How many of them are lent.
+        waiting: Callers that wait for one now.
+        opened: Connections opened so far.
+        lost: Connections that broke so far.
+        waits: Times that a caller had to wait for a connection.
+        waited_seconds: How long they waited, together.
+        timeouts: How many of them waited in vain.
+    """
+
+    max_connections: int
+    connections: int
+    idle: int
+    in_use: int
+    waiting: int
+    opened: int
+    lost: int
+    waits: int
+    waited_seconds: float
+    timeouts: int

@@ -24,6 +24,14 @@ def in_schema(statement: str, schema: str) -> str:
     return statement.replace("{schema}", quoted(schema).replace("%", "%%"))
 
 
+def limited(statement: str, seconds: float) -> str:
+    """Return `statement` behind one that lets the server end each of them after so many seconds, in this transaction.
+
+    So a statement whose client has given up does not go on, nor queue up behind a lock with its repetitions.
+    """
+    return f"set local statement_timeout = {max(1, round(seconds * 1000))};\n{statement}"
+
+
 def quoted(name: str) -> str:
     """Return an SQL identifier for any name."""
     return '"' + name.replace('"', '""') + '"'

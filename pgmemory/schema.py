@@ -7,17 +7,24 @@ once.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib import resources
 from typing import Any
 
 from pgmemory.errors import SchemaError
-from pgmemory.pool import Database
+from pgmemory.pool import Database, StoreError
 from pgmemory.queries import quoted
 
+DEFAULT_NAME = "pgmemory"
 # How long setup() waits for locks that others hold on the tables before it gives up, in milliseconds.
 _LOCK_TIMEOUT_MS = "60000"
+# How long each of its statements may take, however large the tables.
+_STATEMENT_SECONDS = 3600.0
+_NO_LEDGER = ("42P01", "3F000")  # undefined_table, invalid_schema_name
+_NOT_ALLOWED = "42501"  # insufficient_privilege
 
 _CREATE_LEDGER = """
 create table if not exists {schema}.schema_migrations (
@@ -95,7 +102,7 @@ def status(database: Database, schema: str) -> SchemaStatus:
     Raises:
         StoreError: The database could not be asked.
     """
-    return _status(database.execute, schema)
+    return _status(partial(database.execute, name="schema_status"), schema)
 
 
 def apply(database: Database, schema: str) -> list[Migration]:
@@ -110,37 +117,69 @@ def apply(database: Database, schema: str) -> list[Migration]:
         StoreError: A migration failed; nothing of it is left.
     """
     applied: list[Migration] = []
-    current = status(database, schema)
-    while not current.fits:
-        require_not_too_new(current, schema)
-        with database.transaction() as execute:
-            # Read committed: each statement behind the lock must see what was committed while this one waited for it.
-            execute("set transaction isolation level read committed", None)
-            execute("select set_config('lock_timeout', %(timeout)s, true)", {"timeout": _LOCK_TIMEOUT_MS})
-            execute("select pg_advisory_xact_lock(hashtextextended(%(name)s, 0))", {"name": f"pgmemory {schema}"})
-            current = _status(execute, schema)
-            if current.pending:
-                migration = current.pending[0]
-                if not current.applied:
-                    _create_ledger(execute, schema)
-                execute(_in_schema(migration.sql + _record(migration), schema), None)
-                applied.append(migration)
-        current = status(database, schema)
+    while not (current := status(database, schema)).fits:
+        _require_not_too_new(current, schema)
+        migration = database.repeat(partial(_apply_next, database, schema), name="migrate")
+        if migration is not None:
+            applied.append(migration)
     return applied
 
 
-def require_not_too_new(current: SchemaStatus, schema: str) -> None:
-    """Raise SchemaError if the ledger says that this version of pgmemory no longer works on the schema."""
+def _apply_next(database: Database, schema: str) -> Migration | None:
+    """Apply the next migration, if one is pending, in one transaction."""
+    with database.transaction(query_timeout_seconds=_STATEMENT_SECONDS) as execute:
+        # Read committed: each statement behind the lock must see what was committed while this one waited for it.
+        execute("set transaction isolation level read committed", None)
+        execute("select set_config('lock_timeout', %(timeout)s, true)", {"timeout": _LOCK_TIMEOUT_MS})
+        execute("select pg_advisory_xact_lock(hashtextextended(%(name)s, 0))", {"name": f"pgmemory {schema}"})
+        current = _status(execute, schema)
+        if not current.pending:
+            return None
+        migration = current.pending[0]
+        if not current.applied:
+            _create_ledger(execute, schema)
+        execute(_in_schema(migration.sql + _record(migration), schema), None)
+        return migration
+
+
+def check(database: Database, schema: str) -> None:
+    """Raise SchemaError unless this version of pgmemory works on the schema as it is. One round trip; writes nothing.
+
+    Raises:
+        SchemaError: The schema is missing, too old or too new: the text says what to do.
+        StoreError: The database could not be asked.
+    """
+    ledger: list[tuple[Any, ...]] = []
+    try:
+        ledger = database.execute(_in_schema(_READ_LEDGER, schema), name="schema_status")
+    except StoreError as error:
+        if error.sqlstate == _NOT_ALLOWED:
+            return  # a role with rights on the other tables alone works, as long as the schema fits
+        if error.sqlstate not in _NO_LEDGER:
+            raise
+    require_fitting(_read(ledger), schema)
+
+
+def require_fitting(current: SchemaStatus, schema: str) -> None:
+    """Raise SchemaError unless this version of pgmemory works on a schema of this status."""
+    _require_not_too_new(current, schema)
+    if not current.fits:
+        state = f"too old: version {max(current.applied)}, not {len(migrations())}" if current.applied else "missing"
+        option = "" if schema == DEFAULT_NAME else f" --schema {shlex.quote(schema)}"
+        raise SchemaError(f"the schema {schema!r} is {state}: run `pgmemory init{option}` or call store.setup()")
+
+
+def _require_not_too_new(current: SchemaStatus, schema: str) -> None:
     known = len(migrations())
     if current.needs_version > known:
         raise SchemaError(
             f"the schema {schema!r} was upgraded to version {max(current.applied)} by a newer pgmemory and needs one "
-            f"that knows version {current.needs_version}; this one knows {known}: "
-            "pip install --upgrade langchain-pgmemory"
+            f"that knows version {current.needs_version}; this one knows {known}: run "
+            "`pip install --upgrade langchain-pgmemory`"
         )
 
 
-def render(schema: str = "pgmemory") -> str:
+def render(schema: str = DEFAULT_NAME) -> str:
     """Return the whole schema as SQL for psql, in one transaction."""
     parts = [
         "-- The schema of pgmemory, for people with psql: psql --set ON_ERROR_STOP=1 --file schema.sql\n"
@@ -160,6 +199,10 @@ def _status(execute: _Execute, schema: str) -> SchemaStatus:
     ledger: list[tuple[Any, ...]] = []
     if execute(_FIND_LEDGER, {"schema": schema}):
         ledger = execute(_in_schema(_READ_LEDGER, schema), None)
+    return _read(ledger)
+
+
+def _read(ledger: list[tuple[Any, ...]]) -> SchemaStatus:
     applied = tuple(version for version, _ in ledger)
     pending = tuple(migration for migration in migrations() if migration.version not in applied)
     return SchemaStatus(applied, pending, max((needs for _, needs in ledger), default=0))

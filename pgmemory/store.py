@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,8 @@ from pgmemory.models import (
     AFTER_ALL,
     ConversationKey,
     ConversationRecord,
+    Operation,
+    PoolStats,
     StoredMessage,
     StoredSummary,
     Window,
@@ -33,10 +36,13 @@ from pgmemory.workers import Workers
 
 _logger = logging.getLogger(__name__)
 
+# Its own limit ends a statement and leaves the connection in order; so it comes before the client's.
+_SHARE_OF_THE_SERVER = 0.9
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_MISSING_RELATION = ("42P01", "3F000", "42703")  # undefined_table, invalid_schema_name, undefined_column
+_UNDEFINED = ("42P01", "3F000", "42703")  # undefined_table, invalid_schema_name, undefined_column
 _NO_JSON_TEXT = ("22P05", "22P02")  # untranslatable_character, invalid_text_representation
 
 
@@ -56,6 +62,11 @@ class ConversationStore:
         min_connections: Connections that are kept open once they were needed.
         max_connections: Connections that are never passed.
         timeout_seconds: How long to wait for a free connection before PoolTimeoutError.
+        query_timeout_seconds: How long one round trip may take. The server is told to give up shortly before; if it
+            does not answer at all, the connection is thrown away. Either way the operation is tried again.
+        retry_seconds: For how long, from its first failure on, an operation is tried again that a lost connection, an
+            unreachable or demoted server, or a conflict has stopped; 0 for never.
+        on_operation: Called with an `Operation` after each, in the thread that asked for it: for metrics and traces.
         application_name: What PostgreSQL shows in ``pg_stat_activity``.
 
     Raises:
@@ -71,6 +82,9 @@ class ConversationStore:
         min_connections: int = 1,
         max_connections: int = 10,
         timeout_seconds: float = 30.0,
+        query_timeout_seconds: float = 15.0,
+        retry_seconds: float = 10.0,
+        on_operation: Callable[[Operation], object] | None = None,
         application_name: str = "pgmemory",
     ) -> None:
         self.schema = schema_name(schema)
@@ -80,8 +94,13 @@ class ConversationStore:
             min_connections=min_connections,
             max_connections=max_connections,
             timeout_seconds=timeout_seconds,
+            query_timeout_seconds=query_timeout_seconds,
+            retry_seconds=retry_seconds,
+            on_operation=on_operation,
             application_name=text_id("application_name", application_name),
         )
+        self._server_seconds = _SHARE_OF_THE_SERVER * query_timeout_seconds
+        self._schema_fits = False
         self._server: LocalServer | None = None
         self._workers = Workers(self._database.max_connections)
 
@@ -120,7 +139,9 @@ class ConversationStore:
             SchemaError: A newer pgmemory has changed the schema so that this version no longer works on it.
             StoreError: A migration failed (nothing of it is left) or the database could not be reached.
         """
-        return [f"{step.version:04}_{step.name}" for step in schema.apply(self._database, self.schema)]
+        applied = schema.apply(self._database, self.schema)
+        self._schema_fits = True
+        return [f"{step.version:04}_{step.name}" for step in applied]
 
     def schema_status(self) -> schema.SchemaStatus:
         """Return which migrations were applied and which are pending. Writes nothing; two round trips."""
@@ -168,7 +189,7 @@ class ConversationStore:
         statements = queries.APPEND if max_messages is None else queries.APPEND + queries.PRUNE
         parameters = self._append_parameters(key, messages, write_id, tags, judged_by, max_messages)
         with _written_once(key):
-            self._execute(statements, parameters)
+            self._execute("append", statements, parameters)
 
     def append_and_read_unsummarized(
         self,
@@ -188,7 +209,7 @@ class ConversationStore:
         parameters = self._append_parameters(key, messages, write_id, None, None, max_messages)
         parameters |= {"keeps_summary": True, "budget": budget, "encoding": encoding}
         with _written_once(key):
-            return _window(self._execute(statements + queries.READ_UNSUMMARIZED, parameters))
+            return _window(self._execute("append", statements + queries.READ_UNSUMMARIZED, parameters))
         # Only where the write was there already: nothing was read then.
         return self.read_unsummarized(key, budget=budget, encoding=encoding)
 
@@ -198,11 +219,12 @@ class ConversationStore:
 
     def read_all(self, key: ConversationKey) -> list[StoredMessage]:
         """Return all messages of a conversation, oldest first."""
-        return [_message(row) for row in self._execute(queries.READ_ALL, {"id": str(key.id)})]
+        return [_message(row) for row in self._execute("read_all", queries.READ_ALL, {"id": str(key.id)})]
 
     def read_last_turns(self, key: ConversationKey, *, turns: int, before: int = AFTER_ALL) -> Window:
         """Read the last `turns` turns before message `before`. Touches no older row."""
-        return _window(self._execute(queries.READ_LAST_TURNS, {"id": str(key.id), "turns": turns, "before": before}))
+        parameters = {"id": str(key.id), "turns": turns, "before": before}
+        return _window(self._execute("read_last_turns", queries.READ_LAST_TURNS, parameters))
 
     def read_last_tokens(
         self, key: ConversationKey, *, budget: int, encoding: str | None, before: int = AFTER_ALL
@@ -215,7 +237,7 @@ class ConversationStore:
             encoding: Name under which counts were stored, None to estimate all.
             before: Index above the newest message to read.
         """
-        return self._read_tokens(queries.READ_LAST_TOKENS, key, budget, encoding, before)
+        return self._read_tokens("read_last_tokens", queries.READ_LAST_TOKENS, key, budget, encoding, before)
 
     def read_relevant_turns(
         self, key: ConversationKey, *, turns: int, rule: str | None, before: int = AFTER_ALL
@@ -229,7 +251,7 @@ class ConversationStore:
             before: Index above the newest message to read.
         """
         parameters = {"id": str(key.id), "turns": turns, "rule": rule, "before": before}
-        return _window(self._execute(queries.READ_RELEVANT_TURNS, parameters))
+        return _window(self._execute("read_relevant_turns", queries.READ_RELEVANT_TURNS, parameters))
 
     def clear(self, key: ConversationKey) -> None:
         """Delete a conversation's messages and summaries; its row, its metadata and its numbering stay.
@@ -237,7 +259,7 @@ class ConversationStore:
         Turns that commit while this waits are deleted too; turns that come later are not. Does nothing if there is no
         such conversation.
         """
-        self._execute(queries.CLEAR, {"id": str(key.id)})
+        self._execute("clear", queries.CLEAR, {"id": str(key.id)})
 
     # Summaries
 
@@ -245,7 +267,7 @@ class ConversationStore:
         self, key: ConversationKey, *, budget: int, encoding: str | None, before: int = AFTER_ALL
     ) -> Window:
         """Read the newest summary and, as `read_last_tokens` does, the last turns that it does not cover."""
-        return self._read_tokens(queries.READ_SUMMARY_WINDOW, key, budget, encoding, before)
+        return self._read_tokens("read_summary_window", queries.READ_SUMMARY_WINDOW, key, budget, encoding, before)
 
     def read_unsummarized(self, key: ConversationKey, *, budget: int, encoding: str | None) -> Window:
         """Read the oldest turns that no summary covers, up to the first message of a turn beyond `budget` tokens.
@@ -253,7 +275,7 @@ class ConversationStore:
         Unless the window is `complete`, its last message begins a turn of which nothing else was read.
         """
         parameters = {"id": str(key.id), "budget": budget, "encoding": encoding}
-        return _window(self._execute(queries.READ_UNSUMMARIZED, parameters))
+        return _window(self._execute("read_unsummarized", queries.READ_UNSUMMARIZED, parameters))
 
     def record_summary(self, key: ConversationKey, *, content: str, covers_through: int, state: str) -> bool:
         """Let a summary take effect, unless the conversation has changed since `state` was read.
@@ -276,7 +298,7 @@ class ConversationStore:
             "covers_through": covers_through,
             "state": state,
         }
-        return bool(self._execute(queries.RECORD_SUMMARY, parameters))
+        return bool(self._execute("record_summary", queries.RECORD_SUMMARY, parameters))
 
     # Conversations
 
@@ -307,7 +329,7 @@ class ConversationStore:
         self, session_id: str | int | uuid.UUID, *, user_id: str | int | uuid.UUID | None = None
     ) -> dict[str, Any]:
         """Return a conversation's metadata; empty if it has none or there is no such conversation."""
-        rows = self._execute(queries.READ_METADATA, {"id": str(self.key(session_id, user_id).id)})
+        rows = self._execute("get_metadata", queries.READ_METADATA, {"id": str(self.key(session_id, user_id).id)})
         metadata: dict[str, Any] = json.loads(rows[0][0]) if rows else {}
         return metadata
 
@@ -334,9 +356,8 @@ class ConversationStore:
             raise ConfigurationError(f"metadata must be a dict, not {type(metadata).__name__}")
         key = self.key(session_id, user_id)
         try:
-            self._execute(
-                queries.SET_METADATA, _names(key) | {"metadata": to_json_text(metadata, path="metadata")}
-            )
+            parameters = _names(key) | {"metadata": to_json_text(metadata, path="metadata")}
+            self._execute("set_metadata", queries.SET_METADATA, parameters)
         except StoreError as error:
             if error.sqlstate in _NO_JSON_TEXT:
                 raise MessageNotStorableError("metadata", "it holds NUL or half a surrogate pair") from error
@@ -348,10 +369,21 @@ class ConversationStore:
         """Run a function that uses this store in one of its own threads, as many as connections, and await it."""
         return await self._workers.run(function, *args, **kwargs)
 
-    def close(self) -> None:
-        """Close the connections that the store opened; a pool or an engine that was handed in stays open."""
-        self._workers.close()
-        self._database.close()
+    def pool_stats(self) -> PoolStats | None:
+        """Return how the store's connections are used; None over a pool or an engine that was handed in. No I/O."""
+        return self._database.stats()
+
+    def close(self, timeout_seconds: float = 5.0) -> None:
+        """Close the connections that the store opened; a pool or an engine that was handed in stays open.
+
+        Calls that run are waited for; whoever waits for a connection gets a PoolClosedError.
+
+        Args:
+            timeout_seconds: How long to wait. What still runs then is cut, with a warning that says how many.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        self._workers.close(timeout_seconds)
+        self._database.close(max(0.0, deadline - time.monotonic()))
         if self._server is not None:
             self._server.stop()
 
@@ -365,7 +397,7 @@ class ConversationStore:
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy or a pickle carries configuration, no connections; the embedded server is the original's to stop.
-        return self.__dict__ | {"_server": None}
+        return self.__dict__ | {"_server": None, "_schema_fits": False}
 
     def __repr__(self) -> str:
         if "_database" not in self.__dict__:
@@ -375,22 +407,28 @@ class ConversationStore:
 
     # Inner workings
 
-    def _execute(self, statement: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
+    def _execute(self, name: str, statement: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
+        if not self._schema_fits:
+            schema.check(self._database, self.schema)
+            self._schema_fits = True
+        limited = queries.limited(queries.in_schema(statement, self.schema), self._server_seconds)
         try:
-            return self._database.execute(queries.in_schema(statement, self.schema), parameters)
+            return self._database.execute(limited, parameters, name=name)
         except StoreError as error:
-            if error.sqlstate in _MISSING_RELATION:
+            if error.sqlstate in _UNDEFINED:
+                # It was dropped or changed meanwhile: say what is the matter with it now.
+                schema.check(self._database, self.schema)
                 raise SchemaError(
-                    f"the schema {self.schema!r} is missing or too old for this version of pgmemory: "
-                    "run `pgmemory init` or call store.setup()"
+                    f"the schema {self.schema!r} is not as its migrations made it: {error}. "
+                    "Compare it with what `pgmemory schema` prints"
                 ) from error
             raise
 
     def _read_tokens(
-        self, statement: str, key: ConversationKey, budget: int, encoding: str | None, before: int
+        self, name: str, statement: str, key: ConversationKey, budget: int, encoding: str | None, before: int
     ) -> Window:
         parameters = {"id": str(key.id), "budget": budget, "encoding": encoding, "before": before}
-        return _window(self._execute(statement, parameters))
+        return _window(self._execute(name, statement, parameters))
 
     def _append_parameters(
         self,
@@ -420,7 +458,7 @@ class ConversationStore:
         self, *, user_id: str | None = None, id: str | None = None, limit: int | None = None, offset: int = 0
     ) -> list[ConversationRecord]:
         parameters = {"tenant_id": self.tenant_id, "user_id": user_id, "id": id, "limit": limit, "offset": offset}
-        rows = self._execute(queries.READ_CONVERSATIONS, parameters)
+        rows = self._execute("list_conversations", queries.READ_CONVERSATIONS, parameters)
         return [
             ConversationRecord(session_id, user, tenant, json.loads(metadata), *others)
             for session_id, user, tenant, metadata, *others in rows

@@ -11,9 +11,9 @@ import contextvars
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -28,8 +28,12 @@ class Workers:
 
     def __init__(self, count: int) -> None:
         self._count = count
+        self._start_empty()
+
+    def _start_empty(self) -> None:
         self._lock = threading.Lock()
         self._executor: ThreadPoolExecutor | None = None
+        self._calls: set[Future[Any]] = set()
         self._pid = os.getpid()
 
     async def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -38,19 +42,23 @@ class Workers:
         If the awaiting task is cancelled, a function that has begun still runs to its end.
         """
         call = partial(contextvars.copy_context().run, partial(function, *args, **kwargs))
-        return await asyncio.get_running_loop().run_in_executor(self._running(), call)
+        future = self._running().submit(call)
+        self._calls.add(future)
+        future.add_done_callback(self._calls.discard)
+        return await asyncio.wrap_future(future)
 
-    def close(self) -> None:
-        """Let running calls end and start no further ones until the next `run`."""
+    def close(self, timeout_seconds: float) -> None:
+        """Wait for the calls so far, but not longer than that; the next `run` starts new threads."""
         with self._lock:
             executor, self._executor = self._executor, None
         if executor is not None and self._pid == os.getpid():
             executor.shutdown(wait=False)
+            wait(set(self._calls), timeout_seconds)
 
     def _running(self) -> ThreadPoolExecutor:
         if self._pid != os.getpid():
             # Threads, and a lock that one of them may have held, do not live on in a forked child.
-            self._lock, self._executor, self._pid = threading.Lock(), None, os.getpid()
+            self._start_empty()
         with self._lock:
             if self._executor is None:
                 self._executor = ThreadPoolExecutor(self._count, thread_name_prefix="pgmemory")

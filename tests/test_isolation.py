@@ -174,7 +174,7 @@ def test_long_names_are_kept_or_refused_with_their_length(store: ConversationSto
 
 def test_the_same_session_id_of_another_user_or_tenant_leads_nowhere(store: ConversationStore, server_dsn: str) -> None:
     def at(tenant_id: str | None) -> ConversationStore:
-        return ConversationStore(store._database._pool, schema=store.schema, tenant_id=tenant_id)
+        return ConversationStore(store._database._source._pool, schema=store.schema, tenant_id=tenant_id)
 
     owner = PostgresChatMessageHistory("1", at("acme"), user_id="ada")
     owner.add_messages([HumanMessage("q"), AIMessage("a")])
@@ -222,7 +222,7 @@ triples = st.tuples(optional, optional, names)
 
 
 def test_names_that_differ_in_any_way_are_conversations_of_their_own(store: ConversationStore) -> None:
-    pool = store._database._pool
+    pool = store._database._source._pool
 
     @settings(max_examples=40)
     @example([("", "a", "b:c"), ("", "a:b", "c"), ("a", "", "b:c"), ("a", "b", "c"), ("", "", "a:b:c")])
@@ -330,7 +330,7 @@ def use_everything(dsn: str | None, schema: str) -> Iterator[Any]:
     with ConversationStore(dsn, schema=schema, tenant_id="acme", application_name=schema) as store:
         store.setup()
         history = PostgresChatMessageHistory("s", store, user_id="u", max_messages=50)
-        yield from (store, history, store.schema_status(), history.key, store._database, store._database._pool)
+        yield from (store, history, store.schema_status(), history.key, store._database, store._database._source._pool)
         for memory in memories(history):
             for number in range(3):
                 memory.save_context({"input": f"my invoice {number}"}, {"output": "which " * 10})
@@ -355,7 +355,7 @@ def use_everything(dsn: str | None, schema: str) -> Iterator[Any]:
                 StoreError,
                 lambda: store.append(history.key, [StoredMessage("ai", "", extra="{")], write_id=uuid.uuid4()),
             ),
-            (SchemaError, ConversationStore(store._database._pool, schema=f"no {schema}").list_conversations),
+            (SchemaError, ConversationStore(store._database._source._pool, schema=f"no {schema}").list_conversations),
         ]
         for kind, use in wrong:
             with pytest.raises(kind) as caught:
@@ -417,7 +417,7 @@ def test_an_error_to_connect_names_the_place_and_hides_the_password(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     monkeypatch.setenv("DATABASE_URL", dsn)
-    store = ConversationStore()
+    store = ConversationStore(retry_seconds=0)
     history = PostgresChatMessageHistory("s", store)
     uses: list[Callable[[], object]] = [
         store.setup,

@@ -413,7 +413,7 @@ def test_building_memories_is_silent_and_opens_no_connection(store: Conversation
 
 
 def test_no_dump_or_text_of_a_memory_shows_the_password(server_dsn: str) -> None:
-    store = ConversationStore("postgresql://bot:s3cr3t-w0rd@localhost:1/db")
+    store = ConversationStore("postgresql://bot:s3cr3t-w0rd@localhost:1/db", retry_seconds=0)
     for memory in every_memory(store):
         shown = [repr(memory), str(memory), str(memory.model_dump()), str(dumpd(memory)), repr(memory.__dict__)]
         shown += [memory.model_dump_json(), repr(memory.chat_memory), repr(store)]
@@ -427,4 +427,4 @@ def test_no_dump_or_text_of_a_memory_shows_the_password(server_dsn: str) -> None
 
 
 def _dsn_of(store: ConversationStore) -> str:
-    return store._database._pool._dsn  # type: ignore[no-any-return]
+    return store._database._source._pool._dsn  # type: ignore[no-any-return]

@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import pickle
+import re
 import select
 import signal
 import socket
@@ -30,9 +31,11 @@ import pytest
 import sqlalchemy
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
+from psycopg2.extensions import make_dsn
 
 import pgmemory.pool.connections
 from pgmemory.errors import ConfigurationError, PgMemoryError
+from pgmemory.models import Operation
 from pgmemory.pool import (
     ConnectionPool,
     Database,
@@ -41,6 +44,7 @@ from pgmemory.pool import (
     StoreError,
     StoreUnavailableError,
 )
+from pgmemory.pool.errors import could_not_connect
 
 Connection = psycopg2.extensions.connection
 Parameters = dict[str, str]
@@ -74,7 +78,7 @@ def application(admin: Connection) -> Iterator[str]:
 @pytest.fixture
 def database(server_dsn: str, application: str) -> Iterator[Database]:
     """A database that has one connection at most."""
-    database = Database(server_dsn, max_connections=1, application_name=application)
+    database = Database(server_dsn, max_connections=1, retry_seconds=0.5, application_name=application)
     yield database
     database.close()
 
@@ -133,7 +137,8 @@ def test_a_caller_waits_and_then_gets_an_error_that_says_what_to_do(server_dsn: 
     pool = ConnectionPool(server_dsn, max_connections=1, timeout_seconds=0.3, application_name=application)
     conn = pool.getconn()
     start = time.monotonic()
-    with pytest.raises(PoolTimeoutError, match=r"timeout_seconds=0\.3.*max_connections=1.*raise") as caught:
+    message = r"host=.*timeout_seconds=0\.3.*max_connections=1 are in use.*Raise.*pool_stats.*pg_stat_activity"
+    with pytest.raises(PoolTimeoutError, match=message) as caught:
         pool.getconn()
     assert 0.25 < time.monotonic() - start < 5
     assert isinstance(caught.value, (PgMemoryError, psycopg2.pool.PoolError))
@@ -353,11 +358,13 @@ def test_closing_a_pool_closes_idle_connections_now_and_the_others_as_they_come_
     idle, in_use = pool.getconn(), pool.getconn()
     pool.putconn(idle)
     assert not pool.closed
-    pool.closeall()
-    assert pool.closed and idle.closed
+    closing_it = in_thread(pool.closeall)
+    wait_until(lambda: pool.closed and idle.closed, "the idle connection is closed")
     with in_use.cursor() as cursor:
         cursor.execute("select 1")
+    assert not closing_it.done()
     pool.putconn(in_use)
+    closing_it.result(PATIENCE_SECONDS)
     assert in_use.closed
     with pytest.raises(PoolClosedError, match="closed") as caught:
         pool.getconn()
@@ -370,7 +377,7 @@ def test_closing_a_pool_wakes_those_who_wait(server_dsn: str, application: str) 
     with closing(pool.getconn()):
         waiting = in_thread(pool.getconn)
         queued(pool, 1)
-        pool.closeall()
+        pool.closeall(timeout_seconds=0)
         with pytest.raises(PoolClosedError):
             waiting.result(PATIENCE_SECONDS)
 
@@ -395,7 +402,12 @@ def test_a_dead_idle_connection_is_noticed_before_use(
     for pid in killed:
         kill(admin, pid)
     assert pid_of(database) not in killed
-    assert our_warnings(caplog) == []  # nothing was lost: no statement had been sent
+    (warning,) = our_warnings(caplog)  # one for both
+    assert re.search("lost 2 idle connections to host=.* replaced", warning)
+    assert pid_of(database) not in killed
+    assert len(our_warnings(caplog)) == 1
+    stats = database.stats()
+    assert stats is not None and (stats.opened, stats.lost, stats.connections) == (3, 2, 1)
     database.close()
 
 
@@ -415,18 +427,19 @@ def test_statements_whose_connection_is_killed_run_again_on_another(
     ((pid,),) = running.result(PATIENCE_SECONDS)
     assert pid != killed
     (warning,) = our_warnings(caplog)
-    assert "lost the connection to host=" in warning and "another connection" in warning
+    assert re.search("^execute was done after 2 tries .* lost the connection to host=", warning)
 
 
 def test_statements_that_kill_each_connection_end_in_an_error(
     database: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with pytest.raises(StoreUnavailableError, match="lost the connection to host=.* dbname=") as caught:
+    lost = r"lost the connection to host=.* dbname=.* \(tried \d+ times in \d"
+    with pytest.raises(StoreUnavailableError, match=lost) as caught:
         database.execute("select pg_terminate_backend(pg_backend_pid()), pg_sleep(20)")
     assert caught.value.connection_lost
     assert isinstance(caught.value, psycopg2.OperationalError)
     assert isinstance(caught.value.__cause__, psycopg2.OperationalError)
-    assert len(our_warnings(caplog)) == 5
+    assert our_warnings(caplog) == []  # the error says it
     assert database.execute("select 1") == [(1,)]
 
 
@@ -442,7 +455,7 @@ def test_a_transaction_whose_connection_is_killed_is_not_run_twice(database: Dat
 
 def test_a_connection_whose_socket_fails_is_closed_though_the_driver_thinks_it_open(database: Database) -> None:
     with pytest.raises(StoreUnavailableError), database.transaction() as execute:
-        (conn,) = database._pool._in_use
+        (conn,) = database._source._pool._in_use
         with open(os.devnull, "rb") as null:
             os.dup2(null.fileno(), conn.fileno())
         try:
@@ -476,6 +489,106 @@ def test_a_conflict_that_never_ends_ends_in_its_error(database: Database, caplog
     assert our_warnings(caplog) == []
 
 
+# --- Answers that do not come ----------------------------------------------------------------------------------------
+
+
+def overdue(database: Database, admin: Connection) -> StoreUnavailableError:
+    """Run a statement that takes too long, and end what the server goes on with."""
+    with pytest.raises(StoreUnavailableError, match=r"no answer from host=.* within 0\.3 s") as caught:
+        database.execute("select pg_sleep(60)")
+    sleeping = "select max(pid) from pg_stat_activity where query = 'select pg_sleep(60)' and pid <> pg_backend_pid()"
+    kill(admin, ask(admin, sleeping))
+    return caught.value
+
+
+def test_an_answer_that_does_not_come_in_time_is_an_error(
+    server_dsn: str, admin: Connection, application: str
+) -> None:
+    database = Database(server_dsn, query_timeout_seconds=0.3, retry_seconds=0, application_name=application)
+    began = time.monotonic()
+    error = overdue(database, admin)
+    assert 0.25 < time.monotonic() - began < 10
+    assert error.connection_lost and isinstance(error, psycopg2.OperationalError)
+    # Not what comes in time, however often and beside however many others.
+    with ThreadPoolExecutor(5) as executor:
+        assert list(executor.map(lambda _: database.execute("select pg_sleep(0.1)"), range(20))) == [[("",)]] * 20
+    stats = database.stats()
+    assert stats is not None and stats.lost == 1
+    database.close()
+
+
+def test_an_answer_that_does_not_come_in_time_is_asked_for_again_on_another_connection(
+    server_dsn: str, admin: Connection, application: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    database = Database(server_dsn, query_timeout_seconds=0.3, application_name=application)
+    database.execute("select 1")
+    # Only in the first session.
+    first = pid_of(database)
+    statement = "select case when pg_backend_pid() = %(pid)s then pg_sleep(60) end, pg_backend_pid()"
+    ((_, second),) = database.execute(statement, {"pid": first})
+    assert second != first
+    kill(admin, first)
+    (warning,) = our_warnings(caplog)
+    assert "no answer from" in warning
+    database.close()
+
+
+def test_connections_to_a_server_that_does_not_answer_are_all_replaced(
+    server_dsn: str, admin: Connection, application: str
+) -> None:
+    database = Database(server_dsn, query_timeout_seconds=0.3, retry_seconds=0, application_name=application)
+    who = "select pg_backend_pid()"
+    with database.transaction() as first, database.transaction() as second:  # two are idle then
+        old = {execute(who)[0][0] for execute in (first, second)}
+    with database.transaction() as lent:
+        old |= {lent(who)[0][0]}
+        overdue(database, admin)
+        assert database.stats().idle == 0  # type: ignore[union-attr]
+    with database.transaction() as first, database.transaction() as second:
+        assert not old & {execute(who)[0][0] for execute in (first, second)}
+    database.close()
+
+
+def test_a_statement_of_a_transaction_has_a_deadline_too(
+    server_dsn: str, admin: Connection, application: str
+) -> None:
+    database = Database(server_dsn, application_name=application)
+    with pytest.raises(StoreUnavailableError, match=r"within 0\.3 s"):
+        with database.transaction(query_timeout_seconds=0.3) as execute:
+            ((pid,),) = execute("select pg_backend_pid()")
+            execute("select pg_sleep(60)")
+    kill(admin, pid)
+    database.close()
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), True, "1", None])
+def test_a_query_timeout_that_makes_no_sense_is_refused(seconds: Any) -> None:
+    with pytest.raises(ConfigurationError, match="query_timeout_seconds must be a number of seconds, above 0"):
+        Database("dbname=x", query_timeout_seconds=seconds)
+
+
+@pytest.mark.parametrize("seconds", [-1, float("nan"), True, "1", None])
+def test_a_retry_time_that_makes_no_sense_is_refused(seconds: Any) -> None:
+    with pytest.raises(ConfigurationError, match="retry_seconds must be a number of seconds, 0 or more"):
+        Database("dbname=x", retry_seconds=seconds)
+
+
+def test_closing_a_pool_cuts_what_does_not_end_and_says_so(
+    server_dsn: str, admin: Connection, application: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    database = Database(server_dsn, application_name=application)
+    sleeping = in_thread(database.execute, "select pg_sleep(60)")
+    statement = "select max(pid) from pg_stat_activity where application_name = %s and wait_event = 'PgSleep'"
+    wait_until(lambda: ask(admin, statement, application), "the statement runs")
+    pid = ask(admin, statement, application)
+    database.close(timeout_seconds=0.1)
+    with pytest.raises(PoolClosedError):
+        sleeping.result(PATIENCE_SECONDS)
+    kill(admin, pid)
+    (warning,) = our_warnings(caplog)
+    assert re.search("cut 1 .* still in use after 0.1 s", warning)
+
+
 # --- Where no connection can be opened -------------------------------------------------------------------------------
 
 
@@ -490,7 +603,7 @@ def closed_port() -> int:
 def test_an_unreachable_server_is_named_in_the_error_and_nothing_is_printed(
     closed_port: int, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    database = Database(f"postgresql://me@127.0.0.1:{closed_port}/support")
+    database = Database(f"postgresql://me@127.0.0.1:{closed_port}/support", retry_seconds=0)
     with pytest.raises(StoreUnavailableError, match="Connection refused") as caught:
         database.execute("select 1")
     assert f"host=127.0.0.1 port={closed_port} dbname=support" in str(caught.value)
@@ -501,6 +614,59 @@ def test_an_unreachable_server_is_named_in_the_error_and_nothing_is_printed(
     gc.collect()
     assert capfd.readouterr() == ("", "")
     assert our_warnings(caplog) == []  # not tried again
+
+
+def test_what_waiting_cannot_cure_fails_at_once(server_dsn: str, parameters: Parameters, application: str) -> None:
+    told: list[Operation] = []
+    wrong = [{"dbname": f"no_{application}"}, {"user": f"no_{application}"}]
+    for changed in wrong:
+        database = Database(make_dsn(**{**parameters, **changed}), on_operation=told.append)
+        with pytest.raises(StoreUnavailableError, match=f"could not connect to host=.*no_{application}"):
+            database.execute("select 1")
+    assert [operation.retries for operation in told] == [0, 0]
+
+
+def test_a_server_that_is_away_is_tried_again_with_pauses_and_the_error_says_how_often(closed_port: int) -> None:
+    told: list[Operation] = []
+    dsn = f"postgresql://me:{SECRET}@127.0.0.1:{closed_port}/support"
+    database = Database(dsn, retry_seconds=0.5, on_operation=told.append)
+    with pytest.raises(StoreUnavailableError, match=r"could not connect.* \(tried (\d+) times in \d\.\d s\)$") as caught:
+        database.execute("select 1")
+    (operation,) = told
+    assert operation.retries >= 2 and operation.seconds >= 0.5
+    assert f"(tried {operation.retries + 1} times" in str(caught.value)
+    assert SECRET not in everything_said_by(caught.value)
+
+
+SERVER_AT = 'connection to server at "127.0.0.1", port 5432 failed: '
+
+
+@pytest.mark.parametrize(
+    ("text", "may_pass"),
+    [
+        ("Connection refused\n\tIs the server running on that host and accepting TCP/IP connections?", True),
+        ("FATAL:  the database system is starting up", True),
+        ("FATAL:  the database system is shutting down", True),
+        ("FATAL:  sorry, too many clients already", True),
+        ("timeout expired", True),
+        ("session is read-only", True),
+        ("FATAL:  der Text eines Servers in einer anderen Sprache", True),
+        ('FATAL:  password authentication failed for user "me"', False),
+        ('FATAL:  database "support" does not exist', False),
+        ('FATAL:  role "me" does not exist', False),
+        ('FATAL:  no pg_hba.conf entry for host "10.0.0.1", user "me", database "support", no encryption', False),
+        ("fe_sendauth: no password supplied", False),
+        ("server does not support SSL, but SSL was required", False),
+    ],
+)
+def test_failures_to_connect_that_may_pass_are_told_from_others(text: str, may_pass: bool) -> None:
+    def error(*texts: str) -> StoreUnavailableError:
+        return could_not_connect("host=a", psycopg2.OperationalError("\n".join(SERVER_AT + text for text in texts)))
+
+    assert error(text).may_pass == may_pass
+    # Of several hosts one is enough that may be right in a moment.
+    assert error(text, "Connection refused").may_pass
+    assert error(text, 'FATAL:  role "me" does not exist').may_pass == may_pass
 
 
 def test_a_failed_connect_makes_room_for_the_next(closed_port: int) -> None:
@@ -849,12 +1015,13 @@ def test_a_password_is_never_shown_when_connecting_fails(
     dsn: str, closed_port: int, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    database = Database(dsn.replace("PORT", str(closed_port)))
+    database = Database(dsn.replace("PORT", str(closed_port)), retry_seconds=0)
     with pytest.raises(StoreUnavailableError) as caught:
         database.execute("select 1")
     said = everything_said_by(caught.value)
     assert "127.0.0.1" in said and "def execute" not in said
-    shown = [repr(database), str(database), repr(database._pool), database.address, caplog.text, *capfd.readouterr()]
+    shown = [repr(database), str(database), repr(database._source._pool), database.address, caplog.text]
+    shown += capfd.readouterr()
     assert SECRET not in said + "".join(shown)
     assert database.address == f"host=127.0.0.1 port={closed_port} dbname=db"
 
@@ -900,12 +1067,12 @@ def test_a_password_is_not_logged_when_a_connection_is_healed(
     parameters: Parameters, admin: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    database = Database(psycopg2.extensions.make_dsn(**{"password": SECRET, **parameters}))
+    database = Database(psycopg2.extensions.make_dsn(**{"password": SECRET, **parameters}), retry_seconds=0.5)
     kill(admin, pid_of(database))
     database.execute("select 1")
     with pytest.raises(StoreUnavailableError) as caught:
         database.execute("select pg_terminate_backend(pg_backend_pid()), pg_sleep(20)")
-    assert "lost the connection" in caplog.text and "closed an idle connection" in caplog.text
+    assert "lost the connection" in str(caught.value) and "lost 1 idle connection" in caplog.text
     assert SECRET not in caplog.text + everything_said_by(caught.value)
     database.close()
 
@@ -926,7 +1093,7 @@ def test_a_copy_carries_the_configuration_and_opens_its_own_connections(
     assert repr(other) == repr(database)
     assert sessions(admin, application) == 1
     assert pid_of(other) != pid
-    pool = other._pool
+    pool = other._source._pool
     assert (pool.min_connections, pool.max_connections, pool.timeout_seconds) == (2, 3, 4.5)
     database.close()
     assert other.execute("select 1") == [(1,)]
@@ -988,7 +1155,7 @@ def test_after_a_fork_parent_and_child_go_on_with_connections_of_their_own(
 
 
 def test_a_child_is_not_stuck_by_what_its_parent_was_doing(database: Database) -> None:
-    pool = database._pool
+    pool = database._source._pool
     conn = pool.getconn()
     release, locked = threading.Event(), threading.Event()
 
@@ -1144,9 +1311,10 @@ def test_dead_connections_of_a_given_pool_are_replaced(
         while sessions(admin, application):
             kill(admin, ask(admin, query, application))
         assert Database(pool).execute("select 1") == [(1,)]
-        assert our_warnings(caplog) == []
+        (warning,) = our_warnings(caplog)
+        assert "lost 8 idle connections to the given ThreadedConnectionPool" in warning
         with pytest.raises(StoreUnavailableError):
-            Database(pool).execute("select pg_terminate_backend(pg_backend_pid()), pg_sleep(20)")
+            Database(pool, retry_seconds=0.5).execute("select pg_terminate_backend(pg_backend_pid()), pg_sleep(20)")
         assert Database(pool).execute("select 1") == [(1,)]
 
 
@@ -1211,10 +1379,11 @@ def test_a_dead_connection_of_an_engine_is_replaced(
     server_dsn: str, admin: Connection, application: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with engine_over(server_dsn, application) as engine:
-        database = Database(engine)
+        database = Database(engine, retry_seconds=0.5)
         kill(admin, pid_of(database))
         assert database.execute("select 1") == [(1,)]
-        assert our_warnings(caplog) == []
+        (warning,) = our_warnings(caplog)
+        assert "lost 1 idle connection" in warning
         with pytest.raises(StoreUnavailableError):
             database.execute("select pg_terminate_backend(pg_backend_pid()), pg_sleep(20)")
         assert database.execute("select 1") == [(1,)]
@@ -1223,7 +1392,7 @@ def test_a_dead_connection_of_an_engine_is_replaced(
 def test_an_engine_that_cannot_connect_is_translated(closed_port: int) -> None:
     engine = sqlalchemy.create_engine(f"postgresql+psycopg2://me:{SECRET}@127.0.0.1:{closed_port}/db")
     with pytest.raises(StoreUnavailableError, match=f"host=127.0.0.1 port={closed_port} dbname=db") as caught:
-        Database(engine).execute("select 1")
+        Database(engine, retry_seconds=0).execute("select 1")
     assert isinstance(caught.value.__cause__, psycopg2.OperationalError)
     assert SECRET not in everything_said_by(caught.value)
 

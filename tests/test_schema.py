@@ -300,17 +300,15 @@ def test_without_a_schema_every_operation_names_the_command_that_makes_it(
 
 
 def test_every_public_operation_of_the_store_is_tried_without_a_schema() -> None:
-    no_io_or_no_table = {"embedded", "setup", "schema_status", "key", "run_in_worker", "close"}
+    no_io_or_no_table = {"embedded", "setup", "schema_status", "key", "run_in_worker", "pool_stats", "close"}
     public = {name for name in vars(ConversationStore) if not name.startswith("_")} - no_io_or_no_table
     tried = {name.split(" ")[0] for name in OPERATIONS} | {"append_and_read_unsummarized"}
     assert public <= tried
 
 
-def test_a_table_that_lacks_a_column_is_told_as_a_schema_that_is_too_old(
-    store: ConversationStore, admin: Connection
-) -> None:
+def test_a_table_that_someone_has_changed_is_told(store: ConversationStore, admin: Connection) -> None:
     execute(admin, "alter table {schema}.conversations drop keeps_summary", schema=store.schema)
-    with pytest.raises(SchemaError, match="too old.*pgmemory init"):
+    with pytest.raises(SchemaError, match="not as its migrations made it.*keeps_summary.*`pgmemory schema`"):
         OPERATIONS["append"](store, store.key("session"))
 
 
@@ -319,13 +317,43 @@ def add_to_ledger(connection: Connection, schema_name: str, *, version: int, nee
     execute(connection, statement, version, needs, schema=schema_name)
 
 
-def test_a_schema_that_needs_a_newer_version_says_upgrade(store: ConversationStore, admin: Connection) -> None:
+def test_a_schema_that_is_too_old_names_the_command_that_upgrades_it(
+    server_dsn: str, store: ConversationStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newest = schema.Migration(KNOWN + 1, "later", "select 1;")
+    known = (*schema.migrations(), newest)
+    monkeypatch.setattr(schema, "migrations", lambda: known)
+    with ConversationStore(server_dsn, schema=store.schema) as worker:
+        message = f"{store.schema}.*too old: version {KNOWN}, not {KNOWN + 1}.*pgmemory init --schema {store.schema}"
+        with pytest.raises(SchemaError, match=message):
+            worker.list_messages("s")
+        assert worker.setup() == [f"{KNOWN + 1:04}_later"]
+        assert worker.list_messages("s") == []
+
+
+def test_a_role_that_may_not_read_the_ledger_works_on_a_schema_that_fits(
+    server_dsn: str, store: ConversationStore, role: str, admin: Connection
+) -> None:
+    grant_rows(admin, store.schema, role)
+    execute(admin, "revoke all on {schema}.schema_migrations from {role}", schema=store.schema, role=role)
+    with store_as(role, server_dsn, store.schema) as app:
+        OPERATIONS["append"](app, app.key("session"))
+        assert len(app.list_messages("session")) == 1
+
+
+def test_a_schema_that_needs_a_newer_version_says_upgrade(
+    server_dsn: str, store: ConversationStore, admin: Connection
+) -> None:
     add_to_ledger(admin, store.schema, version=KNOWN + 7, needs=KNOWN + 1)
     before = catalog(admin, store.schema)
     with pytest.raises(SchemaError, match="pip install --upgrade langchain-pgmemory") as caught:
         store.setup()
     for part in (store.schema, str(KNOWN + 7), str(KNOWN + 1)):
         assert part in str(caught.value)
+    with ConversationStore(server_dsn, schema=store.schema) as worker:  # whose setup() nobody has called
+        with pytest.raises(SchemaError, match="pip install --upgrade langchain-pgmemory"):
+            worker.append(worker.key("s"), [StoredMessage("human", "q")], write_id=uuid.uuid4())
+    assert store.list_messages("s") == []
     assert not store.schema_status().fits
     assert catalog(admin, store.schema) == before
 
@@ -378,7 +406,7 @@ def test_looking_writes_nothing(server_dsn: str, schema_name: str, admin: Connec
         if stands:
             store.setup()
     # The server itself refuses every write of this one.
-    with ConversationStore(make_dsn(server_dsn, options=READ_ONLY), schema=schema_name) as looking:
+    with ConversationStore(make_dsn(server_dsn, options=READ_ONLY), schema=schema_name, retry_seconds=0) as looking:
         assert looking.schema_status().fits == stands
         if stands:
             assert looking.setup() == []

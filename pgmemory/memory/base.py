@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from pydantic import ConfigDict, Field, model_validator
@@ -18,7 +19,7 @@ from pydantic import ConfigDict, Field, model_validator
 from pgmemory._compat import BaseChatMemory
 from pgmemory.errors import ConfigurationError
 from pgmemory.formats import as_text
-from pgmemory.history import PostgresChatMessageHistory, as_list, to_stored_messages
+from pgmemory.history import SAVE_ERRORS, PostgresChatMessageHistory, as_list, to_stored_messages
 from pgmemory.serialization import to_json_text
 from pgmemory.store import ConversationStore
 from pgmemory.tokens import EncodingCounter
@@ -58,6 +59,9 @@ class PostgresChatMemory(BaseChatMemory):
             `as_json`.
         idempotency_key: The caller's name for the one turn that this object saves: saving it again stores nothing
             while the turn is kept. For memories that live for one request, see `for_session`.
+        on_save_error: What to do when a turn cannot be saved: ``"raise"``, so that the chain fails, or ``"log"`` an
+            ERROR and let the model's answer through. The error, or the log's record, has the turn as its attribute
+            `unsaved_turn`.
     """
 
     model_config = ConfigDict(
@@ -71,6 +75,7 @@ class PostgresChatMemory(BaseChatMemory):
     ai_prefix: str = "AI"
     formatter: Callable[[Sequence[BaseMessage], str, str], str] = Field(default=as_text, exclude=True, repr=False)
     idempotency_key: str | None = None
+    on_save_error: Literal["raise", "log"] = "raise"
 
     if TYPE_CHECKING:
         # The shorthand, which type checkers take for fields.
@@ -193,11 +198,13 @@ class PostgresChatMemory(BaseChatMemory):
         Raises:
             ConfigurationError: It cannot be told which input or output was said.
             MessageNotStorableError: Something that was said has no JSON form.
-            StoreError: The database refused or could not be reached.
+            StoreError: The database refused or could not be reached. `unsaved_turn` of this error and the one before
+                is the turn. With ``on_save_error="log"`` they are logged instead.
         """
         messages = as_list(self.turn_messages(inputs, outputs))
         if messages:
-            self._save_turn(messages)
+            with self._handling_save_errors():
+                self._save_turn(messages)
 
     async def asave_context(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
         """Store a turn as `save_context` does, without blocking the event loop."""
@@ -228,6 +235,16 @@ class PostgresChatMemory(BaseChatMemory):
     def _store(self) -> ConversationStore:
         return self.chat_memory.store
 
+    @contextmanager
+    def _handling_save_errors(self) -> Iterator[None]:
+        """Raise or log what saving fails with, as `on_save_error` says."""
+        try:
+            yield
+        except SAVE_ERRORS as error:
+            if self.on_save_error == "raise":
+                raise
+            self.chat_memory.log_unsaved(error)
+
     def _save_turn(self, messages: list[BaseMessage]) -> None:
         self._append(messages)
 
@@ -239,14 +256,15 @@ class PostgresChatMemory(BaseChatMemory):
         tags: list[str] | None = None,
         judged_by: str | None = None,
     ) -> None:
-        self._store.append(
-            self.chat_memory.key,
-            to_stored_messages(messages, counter),
-            write_id=self.chat_memory.write_id(self.idempotency_key),
-            tags=tags,
-            judged_by=judged_by,
-            max_messages=self.chat_memory.max_messages,
-        )
+        with self.chat_memory.saving(messages, self.idempotency_key) as write_id:
+            self._store.append(
+                self.chat_memory.key,
+                to_stored_messages(messages, counter),
+                write_id=write_id,
+                tags=tags,
+                judged_by=judged_by,
+                max_messages=self.chat_memory.max_messages,
+            )
 
     def _as_text(self, messages: list[BaseMessage]) -> str:
         return self.formatter(messages, self.human_prefix, self.ai_prefix)

@@ -127,18 +127,19 @@ class SummaryMemory(TokenLimitMemory):
             self._fold_or_log(window)
 
     def _append_turn(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> Window | None:
-        """Store a turn; return what no summary covers, or None if there was nothing to store."""
+        """Store a turn; return what no summary covers, or None if nothing was stored."""
         messages = as_list(self.turn_messages(inputs, outputs))
-        if not messages:
-            return None
-        return self._store.append_and_read_unsummarized(
-            self.chat_memory.key,
-            to_stored_messages(messages, self._single_counter),
-            write_id=self.chat_memory.write_id(self.idempotency_key),
-            budget=self._page_budget,
-            encoding=self._counter.encoding,
-            max_messages=self.chat_memory.max_messages,
-        )
+        if messages:
+            with self._handling_save_errors(), self.chat_memory.saving(messages, self.idempotency_key) as write_id:
+                return self._store.append_and_read_unsummarized(
+                    self.chat_memory.key,
+                    to_stored_messages(messages, self._single_counter),
+                    write_id=write_id,
+                    budget=self._page_budget,
+                    encoding=self._counter.encoding,
+                    max_messages=self.chat_memory.max_messages,
+                )
+        return None
 
     def _fold_or_log(self, window: Window) -> None:
         try:

@@ -1,8 +1,8 @@
 """Connections to PostgreSQL: the only room that imports psycopg2.
 
-It owns connecting, waiting for a free connection, noticing and replacing dead ones, forks, transactions, repeating
-what a lost connection or a conflict undid, and the translation of psycopg2's errors. It knows no table, no SQL but
-``rollback``, and nothing of conversations.
+It owns connecting, waiting for a free connection, noticing and replacing dead ones, deadlines, forks, transactions,
+repeating what a lost connection or a conflict undid, and the translation of psycopg2's errors. It knows no table, no
+SQL but ``rollback``, and nothing of conversations.
 
 It never sets session state (no ``SET``, no ``options=``), so pgbouncer in transaction mode works.
 """

@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
-import select
 import threading
 import time
 from collections import deque
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 import psycopg2
 import psycopg2.extensions as ext
-import psycopg2.extras
 import psycopg2.pool
 
 from pgmemory.errors import ConfigurationError
+from pgmemory.models import PoolStats
+from pgmemory.pool.deadlines import shut_down
 from pgmemory.pool.dsn import describe, read_dsn
 from pgmemory.pool.errors import PoolClosedError, PoolTimeoutError, could_not_connect
+from pgmemory.pool.hygiene import is_alive, log_dead, settle
 
 logger = logging.getLogger(__name__)
 
 # Connections above min_connections are closed once they have lain idle for this long.
 _IDLE_SECONDS = 300.0
-_ROW_SHAPING_CURSORS = (psycopg2.extras.DictCursorBase, psycopg2.extras.NamedTupleCursor)
 
 
 def check_limits(min_connections: int, max_connections: int, timeout_seconds: float) -> None:
@@ -36,51 +37,32 @@ def check_limits(min_connections: int, max_connections: int, timeout_seconds: fl
             raise ConfigurationError(f"{name} must be a whole number, at least {least}, not {value!r}")
     if min_connections > max_connections:
         raise ConfigurationError(f"min_connections={min_connections} is more than max_connections={max_connections}")
-    number = isinstance(timeout_seconds, (int, float)) and not isinstance(timeout_seconds, bool)
-    if not number or not 0 <= timeout_seconds <= threading.TIMEOUT_MAX:
-        raise ConfigurationError(f"timeout_seconds must be a number of seconds, 0 or more, not {timeout_seconds!r}")
+    check_seconds("timeout_seconds", timeout_seconds)
 
 
-def out_of_connections(max_connections: int, timeout_seconds: float) -> PoolTimeoutError:
+def check_seconds(name: str, value: float, *, above_zero: bool = False) -> float:
+    """Return a length of time, or refuse it with a ConfigurationError."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)
+    if not number or not 0 <= value <= threading.TIMEOUT_MAX or (above_zero and value == 0):
+        least = "above 0" if above_zero else "0 or more"
+        raise ConfigurationError(f"{name} must be a number of seconds, {least}, not {value!r}")
+    return value
+
+
+def out_of_connections(address: str, max_connections: int, timeout_seconds: float) -> PoolTimeoutError:
     """Return the error for having waited in vain."""
     return PoolTimeoutError(
-        f"no connection became free within timeout_seconds={timeout_seconds:g}: max_connections={max_connections} are "
-        "in use; raise one of the two, or find what holds connections for so long"
+        f"no connection to {address} became free within timeout_seconds={timeout_seconds:g}: all of "
+        f"max_connections={max_connections} are in use. Raise one of the two, or find what holds connections for so "
+        "long: store.pool_stats() counts them, and pg_stat_activity shows what each is doing"
     )
 
 
-def is_alive(conn: ext.connection) -> bool:
-    """Tell whether an idle connection still stands: an idle server has nothing to say but goodbye."""
-    if conn.closed:
-        return False
-    if not hasattr(select, "poll"):  # Windows
-        return not select.select([conn], [], [], 0)[0]
-    poll = select.poll()
-    poll.register(conn, select.POLLIN)
-    return not poll.poll(0)
+class _Loan(NamedTuple):
+    """What is remembered of a connection in use."""
 
-
-def tuple_cursor(conn: ext.connection) -> ext.cursor:
-    """Return a cursor whose rows are tuples; the app's own kind where that is so, which may count or log statements."""
-    cursor = conn.cursor()
-    return conn.cursor(cursor_factory=ext.cursor) if isinstance(cursor, _ROW_SHAPING_CURSORS) else cursor
-
-
-def settle(conn: ext.connection, *, autocommit: bool) -> bool:
-    """Roll back what is open and set `autocommit`; False if the connection is of no more use."""
-    try:
-        if conn.info.transaction_status in (ext.TRANSACTION_STATUS_INTRANS, ext.TRANSACTION_STATUS_INERROR):
-            conn.rollback()
-            if conn.autocommit:  # where psycopg2's rollback() does nothing
-                with conn.cursor(cursor_factory=ext.cursor) as cursor:
-                    cursor.execute("rollback")
-        if conn.info.transaction_status != ext.TRANSACTION_STATUS_IDLE:
-            return False
-        if conn.autocommit != autocommit:
-            conn.autocommit = autocommit
-    except psycopg2.Error:
-        return False
-    return True
+    key: object
+    generation: int
 
 
 class _Place:
@@ -140,9 +122,13 @@ class ConnectionPool:
         # Reentrant: the garbage collector may return a connection while its thread is in here.
         self._lock = threading.RLock()
         self._idle: deque[tuple[ext.connection, float]] = deque()  # with the time of their return, oldest first
-        self._in_use: dict[ext.connection, object] = {}  # with the key they were asked for
+        self._in_use: dict[ext.connection, _Loan] = {}
+        self._generation = 0  # of connections; an older one's are not lent again
         self._size = 0  # idle, in use, being opened, being returned
         self._queue: deque[_Place] = deque()
+        self._all_returned = threading.Condition(self._lock)
+        self._opened = self._lost = self._waits = self._timeouts = 0
+        self._waited_seconds = 0.0
 
     def __repr__(self) -> str:
         sizes = f"min_connections={self.min_connections}, max_connections={self.max_connections}"
@@ -164,8 +150,11 @@ class ConnectionPool:
         place: _Place | None = None
         with self._lock:
             self._check_open()
-            if key is not None and key in self._in_use.values():
-                return next(used for used, its_key in self._in_use.items() if its_key == key)
+            if key is not None:
+                for used, loan in self._in_use.items():
+                    if loan.key == key:
+                        return used
+            generation = self._generation
             if self._idle:
                 conn, _ = self._idle.pop()
             elif self._size < self.max_connections:
@@ -177,14 +166,13 @@ class ConnectionPool:
             conn = self._wait(place)
         try:
             if conn is not None and not is_alive(conn):
-                logger.info("the server has closed an idle connection to %s: opening another", self.address)
-                conn.close()
+                self._discard_dead(conn)
                 conn = None
             if conn is None:
                 conn = self._open()
             with self._lock:
                 self._check_open()
-                self._in_use[conn] = key
+                self._in_use[conn] = _Loan(key, generation)
         except BaseException:
             if conn is not None:
                 conn.close()
@@ -201,17 +189,41 @@ class ConnectionPool:
         with self._lock:
             if conn not in self._in_use:
                 raise psycopg2.pool.PoolError("this connection is not out on loan from this pool (in this process)")
-            del self._in_use[conn]
+            loan = self._in_use.pop(conn)
+            if not self._in_use:
+                self._all_returned.notify_all()
         usable = False
         try:
             usable = not close and not self.closed and settle(conn, autocommit=True)
         finally:
+            with self._lock:
+                self._lost += bool(conn.closed)
+                usable = usable and loan.generation == self._generation
+                if usable:
+                    self._pass_on(conn)
             if not usable:
-                conn.close()
-            self._pass_on(conn if usable else None)
+                self._discard(conn)
 
-    def closeall(self) -> None:
-        """Close the idle connections now and the others as they come back; whoever waits gets a PoolClosedError."""
+    def drain(self) -> None:
+        """Replace all connections: close the idle ones now and the others as they come back.
+
+        For when the server is no longer the right one, though it still holds them.
+        """
+        with self._lock:
+            idle, self._idle = self._idle, deque()
+            self._generation += 1
+        for conn, _ in idle:
+            self._discard(conn)
+
+    def closeall(self, timeout_seconds: float = 5.0) -> None:
+        """Close all connections: the idle ones now, the others as they come back, and cut those that do not.
+
+        Whoever waits for a connection gets a PoolClosedError at once, and so does whoever asks for one from now on.
+
+        Args:
+            timeout_seconds: How long to wait for connections in use. What is cut then fails where it is used, and a
+                warning says how many there were.
+        """
         with self._lock:
             self.closed = True
             idle, self._idle = self._idle, deque()
@@ -221,6 +233,32 @@ class ConnectionPool:
             conn.close()
         for place in queue:
             place.turn.set()
+        with self._lock:
+            if not self._all_returned.wait_for(lambda: not self._in_use, timeout_seconds):
+                logger.warning(
+                    "closed the pool of connections to %s and cut %d of them, still in use after %g s",
+                    self.address,
+                    len(self._in_use),
+                    timeout_seconds,
+                )
+                for conn in self._in_use:
+                    shut_down(conn)
+
+    def stats(self) -> PoolStats:
+        """Return how the connections are used now, and what has happened since the pool was made (or forked)."""
+        with self._lock:
+            return PoolStats(
+                max_connections=self.max_connections,
+                connections=self._size,
+                idle=len(self._idle),
+                in_use=len(self._in_use),
+                waiting=len(self._queue),
+                opened=self._opened,
+                lost=self._lost,
+                waits=self._waits,
+                waited_seconds=self._waited_seconds,
+                timeouts=self._timeouts,
+            )
 
     def _check_open(self) -> None:
         if self.closed:
@@ -232,20 +270,45 @@ class ConnectionPool:
         except psycopg2.Error as exc:
             raise could_not_connect(self.address, exc) from exc.with_traceback(None)
         conn.autocommit = True
+        with self._lock:
+            self._opened += 1
         return conn
+
+    def _discard(self, conn: ext.connection) -> None:
+        """Close a connection, and only then let another one take its place."""
+        conn.close()
+        self._pass_on(None)
+
+    def _discard_dead(self, conn: ext.connection) -> None:
+        """Close a connection that was found dead; look at the idle ones too: a server's restart ends them all."""
+        with self._lock:
+            dead = [other for other, _ in self._idle if not is_alive(other)]
+            self._idle = deque((other, since) for other, since in self._idle if other not in dead)
+            self._lost += len(dead) + 1
+        log_dead(len(dead) + 1, self.address)
+        conn.close()
+        for other in dead:
+            self._discard(other)
 
     def _wait(self, place: _Place) -> ext.connection | None:
         """Wait for a place's turn."""
+        began = time.monotonic()
         try:
             place.turn.wait(self.timeout_seconds)
         except BaseException:
             if self._leave(place):
                 self._pass_on(place.connection)
             raise
+        finally:
+            with self._lock:
+                self._waits += 1
+                self._waited_seconds += time.monotonic() - began
         if self._leave(place):
             return place.connection
         self._check_open()
-        raise out_of_connections(self.max_connections, self.timeout_seconds)
+        with self._lock:
+            self._timeouts += 1
+        raise out_of_connections(self.address, self.max_connections, self.timeout_seconds)
 
     def _leave(self, place: _Place) -> bool:
         """Leave the queue; tell whether the turn had come, perhaps at the last moment."""

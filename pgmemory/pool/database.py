@@ -1,70 +1,33 @@
-"""Running statements: on a pool of our own, one that was given, or an engine; again where that is safe."""
+"""Running statements, again where that is safe, and telling of it."""
 
 from __future__ import annotations
 
 import logging
-import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg2
 import psycopg2.extensions as ext
-import psycopg2.pool
-from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
-from pgmemory.errors import ConfigurationError
-from pgmemory.pool.connections import (
-    ConnectionPool,
-    check_limits,
-    is_alive,
-    out_of_connections,
-    settle,
-    tuple_cursor,
-)
+from pgmemory.models import Operation, PoolStats
+from pgmemory.pool.connections import check_seconds
+from pgmemory.pool.deadlines import answer_within
 from pgmemory.pool.dsn import describe
-from pgmemory.pool.errors import (
-    PoolClosedError,
-    PoolTimeoutError,
-    StoreError,
-    StoreUnavailableError,
-    could_not_connect,
-    reason,
-)
+from pgmemory.pool.errors import StoreError, StoreUnavailableError, reason
+from pgmemory.pool.hygiene import is_alive, log_dead, settle, tuple_cursor
+from pgmemory.pool.retries import Tries
+from pgmemory.pool.sources import open_source
 
 logger = logging.getLogger(__name__)
 
 Rows = list[tuple[Any, ...]]
 Execute = Callable[..., Rows]  # as `Database.execute`
+T = TypeVar("T")
 
-# How often `Database.execute` runs its statements at most, the first time included.
-_ATTEMPTS = 6
-_SERIALIZATION_FAILURE, _DEADLOCK_DETECTED = "40001", "40P01"
 # The server of this connection was demoted; a new connection may reach the one that took over.
 _READ_ONLY_TRANSACTION = "25006"
-
-
-def _is_repeatable(exc: BaseException) -> bool:
-    if isinstance(exc, StoreUnavailableError):
-        return exc.connection_lost
-    return isinstance(exc, StoreError) and exc.sqlstate in (_SERIALIZATION_FAILURE, _DEADLOCK_DETECTED)
-
-
-def _log_lost_connection(state: RetryCallState) -> None:
-    exc = state.outcome.exception() if state.outcome else None
-    if isinstance(exc, StoreUnavailableError):
-        logger.warning("%s; running the statements again on another connection", exc)
-
-
-_repeat = Retrying(
-    retry=retry_if_exception(_is_repeatable),
-    stop=stop_after_attempt(_ATTEMPTS),
-    wait=wait_random_exponential(multiplier=0.02, max=1.0),
-    before_sleep=_log_lost_connection,
-    reraise=True,
-)
 
 
 class Database:
@@ -80,6 +43,9 @@ class Database:
         min_connections: See `ConnectionPool`; like `application_name` only for a pool of our own.
         max_connections: See `ConnectionPool`; with an engine only the number of callers to expect at once.
         timeout_seconds: How long to wait for a free connection; an engine waits by its own `pool_timeout`.
+        query_timeout_seconds: How long an answer may take; then its connection is thrown away.
+        retry_seconds: For how long, from the first failure on, what may pass is tried again; 0 for never.
+        on_operation: Called with an `Operation` after each.
         application_name: See `ConnectionPool`.
 
     Attributes:
@@ -101,114 +67,143 @@ class Database:
         min_connections: int = 1,
         max_connections: int = 10,
         timeout_seconds: float = 30.0,
+        query_timeout_seconds: float = 15.0,
+        retry_seconds: float = 10.0,
+        on_operation: Callable[[Operation], object] | None = None,
         application_name: str = "pgmemory",
     ) -> None:
-        check_limits(min_connections, max_connections, timeout_seconds)
-        self.address = f"the given {type(source).__name__}"
-        self.max_connections = max_connections
-        self._timeout_seconds = timeout_seconds
-        self._pool: Any = None
-        self._engine: Any = None
-        self._owns_pool = source is None or isinstance(source, str)
-        if self._owns_pool:
-            self._pool = ConnectionPool(
-                source,
-                min_connections=min_connections,
-                max_connections=max_connections,
-                timeout_seconds=timeout_seconds,
-                application_name=application_name,
-            )
-            self.address = self._pool.address
-        elif hasattr(source, "getconn") and hasattr(source, "putconn"):
-            self._pool = source
-            if isinstance(source, ConnectionPool):
-                self.address, self.max_connections = source.address, source.max_connections
-            else:
-                self.max_connections = getattr(source, "maxconn", max_connections)
-        elif hasattr(source, "raw_connection") and hasattr(source, "dialect"):
-            if source.dialect.driver != "psycopg2":
-                raise ConfigurationError(
-                    f"the engine's driver is {source.dialect.driver}; create it with postgresql+psycopg2://…"
-                )
-            self._engine = source
-            self.address = describe(source.url.host, source.url.port, source.url.database)
-        else:
-            raise ConfigurationError(
-                "the source must be a DSN, a psycopg2 pool (getconn, putconn) or an SQLAlchemy engine, not "
-                f"{type(source).__name__}"
-            )
+        self._query_timeout_seconds = check_seconds("query_timeout_seconds", query_timeout_seconds, above_zero=True)
+        self._retry_seconds = check_seconds("retry_seconds", retry_seconds)
+        self._on_operation = on_operation
+        self._source = open_source(
+            source,
+            min_connections=min_connections,
+            max_connections=max_connections,
+            timeout_seconds=timeout_seconds,
+            application_name=application_name,
+        )
+        self.address = self._source.address
+        self.max_connections = self._source.max_connections
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.address}, max_connections={self.max_connections}>"
 
     def __getstate__(self) -> dict[str, Any]:
-        if not self._owns_pool:
+        if not self._source.is_own:
             raise TypeError(
                 f"cannot copy or pickle a {type(self).__name__} over a pool or an engine that it was given: "
                 "build it from a DSN, or build another one where it is needed"
             )
         return self.__dict__
 
-    def execute(self, statements: str, parameters: Mapping[str, Any] | None = None) -> Rows:
+    def execute(
+        self, statements: str, parameters: Mapping[str, Any] | None = None, *, name: str = "execute"
+    ) -> Rows:
         """Run one or several ``;``-separated statements in one round trip and one transaction.
 
-        They must be safe to run twice: if the connection is lost they run again on another one, though they may have
-        taken effect, and so they do after a serialization failure (40001) or a deadlock (40P01); six times at most.
+        They must be safe to run twice: see `repeat`.
 
         Args:
             statements: SQL; with parameters, ``%(name)s`` stands for one and ``%%`` for a percent sign.
             parameters: Values by name.
+            name: What to call this operation in logs and for `on_operation`.
 
         Returns:
             The rows of the last statement; none if it returns no rows.
 
         Raises:
-            StoreUnavailableError: No connection could be opened (not tried again here), or too many were lost.
+            StoreUnavailableError: The database could not be reached, or connections were lost, for `retry_seconds`.
             PoolTimeoutError: No connection became free in time.
             PoolClosedError: The pool is closed.
             StoreError: The database refused a statement; none of them has taken effect.
         """
-        return _repeat(self._execute_once, statements, parameters)
+        row_count = 0
+
+        def run() -> Rows:
+            nonlocal row_count
+            with self._connection(autocommit=True) as conn:
+                rows, row_count = self._run(conn, statements, parameters, self._query_timeout_seconds)
+            return rows
+
+        return self.repeat(run, name=name, row_count=lambda: row_count)
+
+    def repeat(self, function: Callable[[], T], *, name: str, row_count: Callable[[], int] = lambda: 0) -> T:
+        """Call a function again while what it raises may pass, though it may have taken effect.
+
+        That is: a lost connection, one that could not be opened, an answer that did not come in time, a server that
+        was demoted (25006), a serialization failure (40001), a deadlock (40P01), a lock or a statement that took too
+        long (55P03, 57014).
+
+        Args:
+            function: Uses this database.
+            name: What to call this operation in logs and for `on_operation`.
+            row_count: Returns how many rows the function has read or written.
+
+        Raises:
+            StoreError: The last failure, `retry_seconds` after the first or when it is none that may pass.
+        """
+        started = time.monotonic()
+        tries = Tries(function, self._retry_seconds)
+        error: BaseException | None = None
+        try:
+            return tries.run()
+        except BaseException as exc:
+            error = exc
+            raise
+        finally:
+            failed, seconds = len(tries.failures), time.monotonic() - started
+            if error is None and tries.healed:
+                logger.warning("%s was done after %d tries in %.1f s: %s", name, failed + 1, seconds, tries.failures[0])
+            if self._on_operation is not None:
+                rows, retries = (row_count(), failed) if error is None else (0, max(0, failed - 1))
+                self._tell(Operation(name, seconds, rows, retries, error))
 
     @contextmanager
-    def transaction(self) -> Iterator[Execute]:
+    def transaction(self, *, query_timeout_seconds: float | None = None) -> Iterator[Execute]:
         """Run statements of several calls in one transaction, committed at the end, rolled back on any exception.
 
+        Args:
+            query_timeout_seconds: How long each answer may take, if not as long as elsewhere.
+
         Yields:
-            A function with the signature of `execute`; nothing is run twice.
+            A function of statements and parameters, as `execute` takes them; nothing is run twice.
 
         Raises:
             StoreError: As for `execute`. If the connection is lost at the very end it may yet have been committed.
         """
+        seconds = query_timeout_seconds or self._query_timeout_seconds
         with self._connection(autocommit=False) as conn:
-            yield partial(self._run, conn)
-            with self._translated(conn):
+            yield lambda statements, parameters=None: self._run(conn, statements, parameters, seconds)[0]
+            with self._answering(conn, seconds):
                 conn.commit()
 
-    def close(self) -> None:
-        """Close a pool of our own; leave alone what was handed in."""
-        if self._owns_pool:
-            self._pool.closeall()
+    def stats(self) -> PoolStats | None:
+        """Return how the connections of our own pool are used; None over what was handed in."""
+        return self._source.stats()
 
-    def _execute_once(self, statements: str, parameters: Mapping[str, Any] | None) -> Rows:
-        with self._connection(autocommit=True) as conn:
-            return self._run(conn, statements, parameters)
+    def close(self, timeout_seconds: float = 5.0) -> None:
+        """Close a pool of our own, as `ConnectionPool.closeall` does; leave alone what was handed in."""
+        self._source.close(timeout_seconds)
 
-    def _run(self, conn: ext.connection, statements: str, parameters: Mapping[str, Any] | None = None) -> Rows:
-        with self._translated(conn), tuple_cursor(conn) as cursor:
+    def _run(
+        self, conn: ext.connection, statements: str, parameters: Mapping[str, Any] | None, seconds: float
+    ) -> tuple[Rows, int]:
+        with self._answering(conn, seconds), tuple_cursor(conn) as cursor:
             cursor.execute(statements, parameters)
-            return cursor.fetchall() if cursor.description else []
+            return cursor.fetchall() if cursor.description else [], cursor.rowcount
 
     @contextmanager
     def _connection(self, *, autocommit: bool) -> Iterator[ext.connection]:
         """Borrow a connection with no transaction open; whatever happens it goes back or is thrown away."""
-        loan, conn = self._borrow()
+        loan, conn = self._source.borrow()
         # Each dead one that a given pool or engine holds makes room for another.
-        for _ in range(self.max_connections):
-            if is_alive(conn):
-                break
-            self._give_back(loan, usable=False)
-            loan, conn = self._borrow()
+        dead = 0
+        while not is_alive(conn) and dead < self.max_connections:
+            self._source.give_back(loan, usable=False)
+            dead += 1
+            loan, conn = self._source.borrow()
+        if dead:
+            log_dead(dead, self.address)
         originally = conn.autocommit
         usable = False
         try:
@@ -219,60 +214,14 @@ class Database:
             try:
                 usable = settle(conn, autocommit=originally)
             finally:
-                self._give_back(loan, usable=usable)
-
-    def _borrow(self) -> tuple[Any, ext.connection]:
-        """Return what was borrowed, to be given back, and the connection in it."""
-        loan = self._borrow_from_pool() if self._engine is None else self._borrow_from_engine()
-        conn = loan if self._engine is None else loan.dbapi_connection
-        if not isinstance(conn, ext.connection):
-            self._give_back(loan, usable=True)
-            raise ConfigurationError(f"{self.address} gives connections of {type(conn).__module__}, not of psycopg2")
-        return loan, conn
-
-    def _give_back(self, loan: Any, *, usable: bool) -> None:
-        if self._engine is not None:
-            loan.close() if usable else loan.invalidate()
-            return
-        try:
-            self._pool.putconn(loan, close=not usable)
-        except psycopg2.pool.PoolError:
-            # The app has closed its pool meanwhile; that must not hide what happened on the connection.
-            loan.close()
-
-    def _borrow_from_pool(self) -> Any:
-        deadline = time.monotonic() + self._timeout_seconds
-        while True:
-            try:
-                return self._pool.getconn()
-            except StoreError:
-                raise
-            except psycopg2.pool.PoolError as exc:
-                if self._pool.closed:
-                    raise PoolClosedError(f"{self.address} is closed") from exc
-                if time.monotonic() >= deadline:
-                    raise out_of_connections(self.max_connections, self._timeout_seconds) from exc
-            except psycopg2.Error as exc:
-                raise could_not_connect(self.address, exc) from exc.with_traceback(None)
-            # psycopg2's pools refuse at once and do not tell when a connection comes back.
-            time.sleep(random.uniform(0.002, 0.02))
-
-    def _borrow_from_engine(self) -> Any:
-        try:
-            return self._engine.raw_connection()
-        except Exception as exc:
-            cause = getattr(exc, "orig", exc)  # SQLAlchemy 1.4 wraps psycopg2's errors here
-            if isinstance(cause, psycopg2.Error):
-                raise could_not_connect(self.address, cause) from cause.with_traceback(None)
-            if type(exc).__name__ == "TimeoutError":
-                raise PoolTimeoutError(f"the engine had no free connection in time: {reason(exc)}") from exc
-            raise
+                self._source.give_back(loan, usable=usable)
 
     @contextmanager
-    def _translated(self, conn: ext.connection) -> Iterator[None]:
-        """Turn psycopg2's errors into ours, and close a connection that was lost."""
+    def _answering(self, conn: ext.connection, seconds: float) -> Iterator[None]:
+        """Hold the server to a deadline, turn psycopg2's errors into ours, and close a connection that was lost."""
         try:
-            yield
+            with answer_within(conn, seconds) as deadline:
+                yield
         except psycopg2.Error as exc:
             # Lost connections carry no SQLSTATE, and psycopg2 does not notice each of them. A bare DatabaseError is
             # what it raises for a failure of libpq's own.
@@ -282,8 +231,20 @@ class Database:
                 info = conn.info
                 address = describe(info.host, info.port, info.dbname) if info.host else self.address
                 conn.close()
-                raise StoreUnavailableError(
-                    f"lost the connection to {address}: {reason(exc)}", sqlstate=exc.pgcode, connection_lost=True
-                ) from exc
+                text = f"lost the connection to {address}: {reason(exc)}"
+                if deadline.passed:
+                    text = f"no answer from {address} within {seconds:g} s (query_timeout_seconds)"
+                if deadline.passed or exc.pgcode == _READ_ONLY_TRANSACTION:
+                    # The others lead to the same server, which has not ended them.
+                    self._source.drain()
+                raise StoreUnavailableError(text, sqlstate=exc.pgcode, connection_lost=True) from exc
             text = f"{exc.diag.message_primary} (SQLSTATE {exc.pgcode})" if exc.pgcode else reason(exc)
             raise StoreError(text, sqlstate=exc.pgcode, constraint_name=exc.diag.constraint_name) from exc
+
+    def _tell(self, operation: Operation) -> None:
+        assert self._on_operation is not None
+        try:
+            self._on_operation(operation)
+        except Exception:
+            # What watches the work must not break it.
+            logger.exception("on_operation failed; the operation %r is not affected", operation.name)

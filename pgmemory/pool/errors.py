@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import psycopg2
 import psycopg2.pool
 
 from pgmemory.errors import PgMemoryError
+
+# What the server answers to a connection that it will not accept however often it is tried, and what libpq says where
+# it cannot even try. Failures to connect carry no SQLSTATE, and servers translate their texts: whatever is not
+# recognised here may be cured by waiting.
+_INCURABLE = re.compile(
+    r"""password\ authentication\ failed | no\ password\ supplied | no\ pg_hba\.conf\ entry | pg_hba\.conf\ rejects
+    | (?:database|role)\ ".*"\ does\ not\ exist | permission\ denied\ for\ database | not\ permitted\ to\ log\ in
+    | no\ such\ (?:database|user) | server\ does\ not\ support\ SSL | certificate\ verify\ failed
+    | certificate\ file\ .*\ does\ not\ exist | invalid\ (?:connection\ option|port\ number|\S+\ value)""",
+    re.VERBOSE,
+)
+# libpq's text has one of these for each host and address that it tried.
+_ONE_TRY = re.compile(r"connection to server (?:at|on) .*? failed: ")
+
+# Besides lost connections: what may well succeed when it is tried again.
+_CURABLE_SQLSTATES = {
+    "40001",  # serialization_failure
+    "40P01",  # deadlock_detected
+    "55P03",  # lock_not_available, by a lock_timeout
+    "57014",  # query_canceled, by a statement_timeout
+}
 
 
 class StoreError(PgMemoryError, psycopg2.DatabaseError):
@@ -26,6 +48,11 @@ class StoreError(PgMemoryError, psycopg2.DatabaseError):
         self.sqlstate = self.pgcode = sqlstate
         self.constraint_name = constraint_name
 
+    @property
+    def may_pass(self) -> bool:
+        """Whether the same may succeed when it is tried again."""
+        return self.sqlstate in _CURABLE_SQLSTATES
+
     def __setstate__(self, state: dict[str, Any] | None) -> None:
         # psycopg2's version restores its own two slots and forgets all other attributes.
         self.__dict__.update(state or {})
@@ -42,6 +69,14 @@ class StoreUnavailableError(StoreError, psycopg2.OperationalError):
     def __init__(self, message: str, *, sqlstate: str | None = None, connection_lost: bool = False) -> None:
         super().__init__(message, sqlstate=sqlstate)
         self.connection_lost = connection_lost
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether the same may succeed when it is tried again: not with a wrong password, for instance."""
+        if self.connection_lost:
+            return True
+        tries = [text for text in _ONE_TRY.split(str(self)) if text][1:] or [str(self)]
+        return not all(_INCURABLE.search(text) for text in tries)
 
 
 class PoolTimeoutError(StoreError, psycopg2.pool.PoolError):
