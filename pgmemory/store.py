@@ -26,12 +26,12 @@ from pgmemory.models import (
     Operation,
     PoolStats,
     StoredMessage,
-    StoredSummary,
     Window,
     readable,
 )
 from pgmemory.names import indexed_id, schema_name, text_id
 from pgmemory.pool import Database, StoreError
+from pgmemory.rows import append_parameters, names_of, to_conversation, to_message, to_window
 from pgmemory.workers import Workers
 
 _logger = logging.getLogger(__name__)
@@ -187,7 +187,9 @@ class ConversationStore:
             StoreError: Nothing was written.
         """
         statements = queries.APPEND if max_messages is None else queries.APPEND + queries.PRUNE
-        parameters = self._append_parameters(key, messages, write_id, tags, judged_by, max_messages)
+        parameters = append_parameters(
+            key, messages, write_id, tags=tags, judged_by=judged_by, max_messages=max_messages
+        )
         with _written_once(key):
             self._execute("append", statements, parameters)
 
@@ -206,10 +208,10 @@ class ConversationStore:
         From then on pruning spares what no summary covers yet.
         """
         statements = queries.APPEND if max_messages is None else queries.APPEND + queries.PRUNE
-        parameters = self._append_parameters(key, messages, write_id, None, None, max_messages)
-        parameters |= {"keeps_summary": True, "budget": budget, "encoding": encoding}
+        parameters = append_parameters(key, messages, write_id, max_messages=max_messages, keeps_summary=True)
+        parameters |= {"budget": budget, "encoding": encoding}
         with _written_once(key):
-            return _window(self._execute("append", statements + queries.READ_UNSUMMARIZED, parameters))
+            return to_window(self._execute("append", statements + queries.READ_UNSUMMARIZED, parameters))
         # Only where the write was there already: nothing was read then.
         return self.read_unsummarized(key, budget=budget, encoding=encoding)
 
@@ -219,12 +221,12 @@ class ConversationStore:
 
     def read_all(self, key: ConversationKey) -> list[StoredMessage]:
         """Return all messages of a conversation, oldest first."""
-        return [_message(row) for row in self._execute("read_all", queries.READ_ALL, {"id": str(key.id)})]
+        return [to_message(row) for row in self._execute("read_all", queries.READ_ALL, {"id": str(key.id)})]
 
     def read_last_turns(self, key: ConversationKey, *, turns: int, before: int = AFTER_ALL) -> Window:
         """Read the last `turns` turns before message `before`. Touches no older row."""
         parameters = {"id": str(key.id), "turns": turns, "before": before}
-        return _window(self._execute("read_last_turns", queries.READ_LAST_TURNS, parameters))
+        return to_window(self._execute("read_last_turns", queries.READ_LAST_TURNS, parameters))
 
     def read_last_tokens(
         self, key: ConversationKey, *, budget: int, encoding: str | None, before: int = AFTER_ALL
@@ -251,7 +253,7 @@ class ConversationStore:
             before: Index above the newest message to read.
         """
         parameters = {"id": str(key.id), "turns": turns, "rule": rule, "before": before}
-        return _window(self._execute("read_relevant_turns", queries.READ_RELEVANT_TURNS, parameters))
+        return to_window(self._execute("read_relevant_turns", queries.READ_RELEVANT_TURNS, parameters))
 
     def clear(self, key: ConversationKey) -> None:
         """Delete a conversation's messages and summaries; its row, its metadata and its numbering stay.
@@ -275,7 +277,7 @@ class ConversationStore:
         Unless the window is `complete`, its last message begins a turn of which nothing else was read.
         """
         parameters = {"id": str(key.id), "budget": budget, "encoding": encoding}
-        return _window(self._execute("read_unsummarized", queries.READ_UNSUMMARIZED, parameters))
+        return to_window(self._execute("read_unsummarized", queries.READ_UNSUMMARIZED, parameters))
 
     def record_summary(self, key: ConversationKey, *, content: str, covers_through: int, state: str) -> bool:
         """Let a summary take effect, unless the conversation has changed since `state` was read.
@@ -356,7 +358,7 @@ class ConversationStore:
             raise ConfigurationError(f"metadata must be a dict, not {type(metadata).__name__}")
         key = self.key(session_id, user_id)
         try:
-            parameters = _names(key) | {"metadata": to_json_text(metadata, path="metadata")}
+            parameters = names_of(key) | {"metadata": to_json_text(metadata, path="metadata")}
             self._execute("set_metadata", queries.SET_METADATA, parameters)
         except StoreError as error:
             if error.sqlstate in _NO_JSON_TEXT:
@@ -428,41 +430,14 @@ class ConversationStore:
         self, name: str, statement: str, key: ConversationKey, budget: int, encoding: str | None, before: int
     ) -> Window:
         parameters = {"id": str(key.id), "budget": budget, "encoding": encoding, "before": before}
-        return _window(self._execute(name, statement, parameters))
-
-    def _append_parameters(
-        self,
-        key: ConversationKey,
-        messages: Sequence[StoredMessage],
-        write_id: uuid.UUID,
-        tags: Sequence[str] | None,
-        judged_by: str | None,
-        max_messages: int | None,
-    ) -> dict[str, Any]:
-        return _names(key) | {
-            "message_count": len(messages),
-            "keeps_summary": False,
-            "write_id": str(write_id),
-            "tags": None if tags is None else list(tags),
-            "judged_by": judged_by,
-            "max_messages": max_messages,
-            "roles": [message.role for message in messages],
-            "contents": [message.content for message in messages],
-            "additional_kwargs": [message.additional_kwargs for message in messages],
-            "extras": [message.extra for message in messages],
-            "token_counts": [message.token_count for message in messages],
-            "token_encodings": [message.token_encoding for message in messages],
-        }
+        return to_window(self._execute(name, statement, parameters))
 
     def _conversations(
         self, *, user_id: str | None = None, id: str | None = None, limit: int | None = None, offset: int = 0
     ) -> list[ConversationRecord]:
         parameters = {"tenant_id": self.tenant_id, "user_id": user_id, "id": id, "limit": limit, "offset": offset}
         rows = self._execute("list_conversations", queries.READ_CONVERSATIONS, parameters)
-        return [
-            ConversationRecord(session_id, user, tenant, json.loads(metadata), *others)
-            for session_id, user, tenant, metadata, *others in rows
-        ]
+        return [to_conversation(row) for row in rows]
 
 
 @contextmanager
@@ -474,31 +449,3 @@ def _written_once(key: ConversationKey) -> Iterator[None]:
         if error.constraint_name != queries.WRITE_ID_INDEX:
             raise
         _logger.info("session %r holds this write already: nothing was stored", key.session_id)
-
-
-def _names(key: ConversationKey) -> dict[str, Any]:
-    return {"id": str(key.id), "tenant_id": key.tenant_id, "user_id": key.user_id, "session_id": key.session_id}
-
-
-def _message(row: Sequence[Any]) -> StoredMessage:
-    role, content, additional_kwargs, extra, tags, *others = row
-    return StoredMessage(role, content, additional_kwargs, extra, None if tags is None else tuple(tags), *others)
-
-
-def _window(rows: list[tuple[Any, ...]]) -> Window:
-    system: list[StoredMessage] = []
-    messages: list[StoredMessage] = []
-    complete = True
-    summary = state = None
-    for part, done, *columns in rows:
-        message = _message(columns)
-        complete = complete and not done
-        if part == queries.PART_PREAMBLE:
-            system.append(message)
-        elif part == queries.PART_WINDOW:
-            messages.append(message)
-        elif part == queries.PART_SUMMARY:
-            summary = StoredSummary(message.content, columns[-2], columns[-1])
-        else:
-            state = message.content
-    return Window(tuple(system), tuple(messages), complete, summary, state)

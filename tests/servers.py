@@ -14,14 +14,13 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psycopg2
 from conftest import RUN_FOLDER
 from psycopg2.extensions import make_dsn
+from waiting import wait_until
 
 from pgmemory.embedded import LocalServer
 
@@ -54,15 +53,6 @@ def free_port() -> int:
                 continue
             return port
     raise AssertionError("no port is free")
-
-
-def wait_until(condition: Callable[[], Any], what: str, seconds: float = _DEADLINE_SECONDS) -> Any:
-    """Return what `condition` gives as soon as it is true; fail after `seconds`."""
-    deadline = time.monotonic() + seconds
-    while not (result := condition()):
-        assert time.monotonic() < deadline, f"waited {seconds:g} s in vain: {what}"
-        time.sleep(_POLL_SECONDS)
-    return result
 
 
 def query(dsn: str, statement: str) -> list[tuple[Any, ...]]:

@@ -33,6 +33,7 @@ FLOORS = {
     "formats": 2,
     "names": 2,
     "pool": 2,
+    "rows": 2,
     "serialization": 2,
     "_compat": 1,
     "_version": 1,

@@ -29,6 +29,7 @@ from psycopg2.extensions import connection as Connection
 from psycopg2.extensions import cursor as Cursor
 from psycopg2.extensions import make_dsn
 from psycopg2.pool import ThreadedConnectionPool
+from waiting import wait_until
 
 from pgmemory import (
     ConfigurationError,
@@ -85,13 +86,6 @@ def at_once(*functions: Callable[[], Any]) -> list[Any]:
 
     with ThreadPoolExecutor(len(functions)) as executor:
         return [future.result() for future in [executor.submit(run, function) for function in functions]]
-
-
-def wait_until(condition: Callable[[], Any], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"in vain: {what}"
-        time.sleep(0.002)
 
 
 class NotingCursor(Cursor):

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import psycopg2
 import pytest
 from psycopg2.extensions import connection as Connection
 from psycopg2.pool import ThreadedConnectionPool
 from test_schema import OPERATIONS
+from waiting import wait_until
 
 from pgmemory import (
     BufferMemory,
@@ -26,14 +24,6 @@ from pgmemory import (
 )
 
 PATIENCE_SECONDS = 20.0
-
-
-def wait_until(condition: Callable[[], Any], what: str) -> None:
-    """Wait until a condition holds; fail if it does not for long."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"in vain: {what}"
-        time.sleep(0.005)
 
 
 def save(store: ConversationStore, name: str, session_id: str = "s") -> None:
