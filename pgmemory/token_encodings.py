@@ -35,6 +35,16 @@ _outcomes: dict[str, Encoding | str] = {}
 _outcomes_lock = threading.Lock()
 
 
+def _after_fork_in_child() -> None:
+    # The thread that may have held it has stayed with the parent.
+    global _outcomes_lock
+    _outcomes_lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
 def encoding_name(encoding_or_model: str) -> str | None:
     """Return the encoding that a name stands for, or None if tiktoken knows it neither as encoding nor as model."""
     if encoding_or_model in _ENCODING_FILES:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import operator
-import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -48,8 +47,7 @@ _COUNTING_METHODS = ("get_num_tokens_from_messages", "get_num_tokens", "get_toke
 _MODEL_NAME_ATTRIBUTES = ("tiktoken_model_name", "model_name", "model")
 
 _logger = logging.getLogger(__name__)
-_warned: set[str] = set()
-_warned_lock = threading.Lock()
+_warned: dict[str, object] = {}
 
 
 class EncodingCounter:
@@ -349,8 +347,6 @@ def _estimate(text: str) -> int:
 
 
 def _warn_once(text: str) -> None:
-    with _warned_lock:
-        if text in _warned:
-            return
-        _warned.add(text)
-    _logger.warning(text)
+    first = object()
+    if _warned.setdefault(text, first) is first:
+        _logger.warning(text)

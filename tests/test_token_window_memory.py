@@ -42,7 +42,7 @@ assert tokens_of_all(dialogue(9)) == 3 + 9 * TURN, "every turn of a dialogue cos
 
 @pytest.fixture(autouse=True)
 def _nothing_warned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens_room, "_warned", set())
+    monkeypatch.setattr(tokens_room, "_warned", {})
 
 
 def window(store: ConversationStore, limit: Any, session_id: str = "s", **options: Any) -> list[BaseMessage]:

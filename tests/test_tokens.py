@@ -53,7 +53,7 @@ HELLO_ESTIMATE = 3 + (3 + 2 + 4)
 
 @pytest.fixture(autouse=True)
 def _nothing_warned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens, "_warned", set())
+    monkeypatch.setattr(tokens, "_warned", {})
 
 
 @pytest.fixture
