@@ -30,7 +30,7 @@ class UnsavedTurn:
     """What was to be saved when an error came, for the caller to keep.
 
     Its write may have taken effect all the same, where only the answer was lost. So save it later under its own key,
-    which stores it once in any case::
+    which stores nothing if it is there::
 
         history.add_messages(turn.messages, idempotency_key=turn.idempotency_key)
 

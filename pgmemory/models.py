@@ -1,6 +1,6 @@
-"""Frozen records: what the store takes in and gives out.
+"""Frozen records: rows as typed, immutable values, and what a store tells of its work.
 
-A record is a row turned into typed, immutable values. Nothing here knows LangChain or SQL.
+Nothing here knows LangChain or SQL.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ _NAMESPACE = uuid.UUID("6f1f4c1e-6d0c-5c4e-9d5e-0b1f6a7f3d52")
 
 AFTER_ALL = 2**31 - 1
 """An index above every message's."""
+
+BEFORE_AGENT = "#"
+"""Stands between a session id and the name of an agent that keeps a log of its own beside the conversation."""
 
 # PostgreSQL's text cannot hold NUL, and UTF-8 cannot encode surrogates.
 _NOT_TEXT = re.compile("[\x00\ud800-\udfff]")
@@ -47,6 +50,10 @@ class ConversationKey:
         """The conversation's primary key: UUID version 5 (RFC 9562) of the three names."""
         # JSON keeps ("a", "b:c") and ("a:b", "c") apart, which joining with any separator would not.
         return uuid.uuid5(_NAMESPACE, json.dumps([self.tenant_id, self.user_id, self.session_id]))
+
+    def of_agent(self, name: str) -> ConversationKey:
+        """Return the key of the log that an agent keeps beside this conversation."""
+        return ConversationKey(self.tenant_id, self.user_id, f"{self.session_id}{BEFORE_AGENT}{name}")
 
     def write_id(self, idempotency_key: str) -> uuid.UUID:
         """Return the write id that stands for a caller's own key in this conversation."""

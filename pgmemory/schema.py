@@ -8,14 +8,13 @@ once.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib import resources
 from typing import Any
 
 from pgmemory.errors import SchemaError
-from pgmemory.pool import Database, StoreError
+from pgmemory.pool import Database, Execute, StoreError
 from pgmemory.queries import quoted
 
 DEFAULT_NAME = "pgmemory"
@@ -25,6 +24,7 @@ _LOCK_TIMEOUT_MS = "60000"
 _STATEMENT_SECONDS = 3600.0
 _NO_LEDGER = ("42P01", "3F000")  # undefined_table, invalid_schema_name
 _NOT_ALLOWED = "42501"  # insufficient_privilege
+_LOCK_NOT_AVAILABLE = "55P03"
 
 _CREATE_LEDGER = """
 create table if not exists {schema}.schema_migrations (
@@ -113,13 +113,22 @@ def apply(database: Database, schema: str) -> list[Migration]:
     nothing is written and no right beyond reading the ledger is needed.
 
     Raises:
-        SchemaError: A newer pgmemory has changed the schema so that this version no longer works on it.
+        SchemaError: A newer pgmemory has changed the schema so that this version no longer works on it, this role may
+            not change it, or others held locks on it for too long; nothing of the migration is left.
         StoreError: A migration failed; nothing of it is left.
     """
     applied: list[Migration] = []
     while not (current := status(database, schema)).fits:
         _require_not_too_new(current, schema)
-        migration = database.repeat(partial(_apply_next, database, schema), name="migrate")
+        try:
+            migration = database.repeat(partial(_apply_next, database, schema), name="migrate")
+        except StoreError as error:
+            if error.sqlstate == _NOT_ALLOWED:
+                raise SchemaError(
+                    f"this role may not create or change the schema {schema!r} ({error}): run "
+                    f"`pgmemory init{_option(schema)}` as one that may, such as the owner of the database"
+                ) from error
+            raise
         if migration is not None:
             applied.append(migration)
     return applied
@@ -127,19 +136,28 @@ def apply(database: Database, schema: str) -> list[Migration]:
 
 def _apply_next(database: Database, schema: str) -> Migration | None:
     """Apply the next migration, if one is pending, in one transaction."""
-    with database.transaction(query_timeout_seconds=_STATEMENT_SECONDS) as execute:
-        # Read committed: each statement behind the lock must see what was committed while this one waited for it.
-        execute("set transaction isolation level read committed", None)
-        execute("select set_config('lock_timeout', %(timeout)s, true)", {"timeout": _LOCK_TIMEOUT_MS})
-        execute("select pg_advisory_xact_lock(hashtextextended(%(name)s, 0))", {"name": f"pgmemory {schema}"})
-        current = _status(execute, schema)
-        if not current.pending:
-            return None
-        migration = current.pending[0]
-        if not current.applied:
-            _create_ledger(execute, schema)
-        execute(_in_schema(migration.sql + _record(migration), schema), None)
-        return migration
+    try:
+        with database.transaction(query_timeout_seconds=_STATEMENT_SECONDS) as execute:
+            # Read committed: each statement behind the lock must see what was committed while this one waited for it.
+            execute("set transaction isolation level read committed")
+            execute("select set_config('lock_timeout', %(timeout)s, true)", {"timeout": _LOCK_TIMEOUT_MS})
+            execute("select pg_advisory_xact_lock(hashtextextended(%(name)s, 0))", {"name": f"pgmemory {schema}"})
+            current = _status(execute, schema)
+            if not current.pending:
+                return None
+            migration = current.pending[0]
+            if not current.applied:
+                _create_ledger(execute, schema)
+            execute(_in_schema(migration.sql + _record(migration), schema))
+            return migration
+    except StoreError as error:
+        if error.sqlstate != _LOCK_NOT_AVAILABLE:
+            raise
+        # Not to be tried again: others queue up behind a migration that waits for its lock.
+        raise SchemaError(
+            f"waited {int(_LOCK_TIMEOUT_MS) / 1000:g} s for a lock on the schema {schema!r}: end long transactions on "
+            "its tables, and other migrations (pg_stat_activity shows them), and try again"
+        ) from error
 
 
 def check(database: Database, schema: str) -> None:
@@ -165,8 +183,13 @@ def require_fitting(current: SchemaStatus, schema: str) -> None:
     _require_not_too_new(current, schema)
     if not current.fits:
         state = f"too old: version {max(current.applied)}, not {len(migrations())}" if current.applied else "missing"
-        option = "" if schema == DEFAULT_NAME else f" --schema {shlex.quote(schema)}"
-        raise SchemaError(f"the schema {schema!r} is {state}: run `pgmemory init{option}` or call store.setup()")
+        raise SchemaError(
+            f"the schema {schema!r} is {state}: run `pgmemory init{_option(schema)}` or call store.setup()"
+        )
+
+
+def _option(schema: str) -> str:
+    return "" if schema == DEFAULT_NAME else f" --schema {shlex.quote(schema)}"
 
 
 def _require_not_too_new(current: SchemaStatus, schema: str) -> None:
@@ -192,10 +215,7 @@ def render(schema: str = DEFAULT_NAME) -> str:
     return "".join([*parts, "commit;\n"])
 
 
-_Execute = Callable[[str, Mapping[str, Any] | None], list[tuple[Any, ...]]]
-
-
-def _status(execute: _Execute, schema: str) -> SchemaStatus:
+def _status(execute: Execute, schema: str) -> SchemaStatus:
     ledger: list[tuple[Any, ...]] = []
     if execute(_FIND_LEDGER, {"schema": schema}):
         ledger = execute(_in_schema(_READ_LEDGER, schema), None)
@@ -208,7 +228,7 @@ def _read(ledger: list[tuple[Any, ...]]) -> SchemaStatus:
     return SchemaStatus(applied, pending, max((needs for _, needs in ledger), default=0))
 
 
-def _create_ledger(execute: _Execute, schema: str) -> None:
+def _create_ledger(execute: Execute, schema: str) -> None:
     # CREATE SCHEMA IF NOT EXISTS wants the right to create schemas even where the schema is there already.
     if not execute("select 1 from pg_namespace where nspname = %(name)s", {"name": schema}):
         execute(f"create schema {quoted(schema)}", None)

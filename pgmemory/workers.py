@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import logging
 import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
+
+logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -39,13 +42,18 @@ class Workers:
     async def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a function in one of the threads, with the caller's context variables, and return its result.
 
-        If the awaiting task is cancelled, a function that has begun still runs to its end.
+        If the awaiting task is cancelled, a function that has begun still runs to its end; an error that nobody then
+        hears of is logged.
         """
         call = partial(contextvars.copy_context().run, partial(function, *args, **kwargs))
         future = self._running().submit(call)
         self._calls.add(future)
         future.add_done_callback(self._calls.discard)
-        return await asyncio.wrap_future(future)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            future.add_done_callback(_log_unheard)
+            raise
 
     def close(self, timeout_seconds: float) -> None:
         """Wait for the calls so far, but not longer than that; the next `run` starts new threads."""
@@ -66,3 +74,11 @@ class Workers:
 
     def __reduce__(self) -> tuple[type[Workers], tuple[int]]:
         return Workers, (self._count,)
+
+
+def _log_unheard(call: Future[Any]) -> None:
+    error = None if call.cancelled() else call.exception()
+    if error is not None:
+        unsaved_turn = getattr(error, "unsaved_turn", None)
+        what = f"session {unsaved_turn.session_id!r}: a turn was not saved" if unsaved_turn else "a call failed"
+        logger.error("%s after its task was cancelled: %s", what, error, extra={"unsaved_turn": unsaved_turn})

@@ -29,9 +29,11 @@ import psycopg2.extras
 import psycopg2.pool
 import pytest
 import sqlalchemy
+from fault_proxy import Fault, FaultProxy, Message
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from psycopg2.extensions import make_dsn
+from psycopg2.pool import ThreadedConnectionPool
 from waiting import wait_until
 
 import pgmemory.pool.connections
@@ -44,7 +46,10 @@ from pgmemory.pool import (
     PoolTimeoutError,
     StoreError,
     StoreUnavailableError,
+    deadlines,
+    hygiene,
 )
+from pgmemory.pool.deadlines import connect_within
 from pgmemory.pool.errors import could_not_connect
 
 Connection = psycopg2.extensions.connection
@@ -554,7 +559,7 @@ def test_a_statement_of_a_transaction_has_a_deadline_too(
     database.close()
 
 
-@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), True, "1", None])
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), 2_500_000, True, "1", None])
 def test_a_query_timeout_that_makes_no_sense_is_refused(seconds: Any) -> None:
     with pytest.raises(ConfigurationError, match="query_timeout_seconds must be a number of seconds, above 0"):
         Database("dbname=x", query_timeout_seconds=seconds)
@@ -564,6 +569,125 @@ def test_a_query_timeout_that_makes_no_sense_is_refused(seconds: Any) -> None:
 def test_a_retry_time_that_makes_no_sense_is_refused(seconds: Any) -> None:
     with pytest.raises(ConfigurationError, match="retry_seconds must be a number of seconds, 0 or more"):
         Database("dbname=x", retry_seconds=seconds)
+
+
+def test_connecting_has_a_deadline_where_libpq_has_none(server_dsn: str, application: str) -> None:
+    """psycopg2 sets DateStyle while it connects, where the server's is not ISO, and waits for that without a limit."""
+    dsn = make_dsn(server_dsn, connect_timeout=2, options="-c datestyle=German", application_name=application)
+    with FaultProxy(dsn) as proxy:
+        database = Database(proxy.dsn, retry_seconds=0)
+        database.execute("select 1")
+        asks = proxy.messages.index(Message("client", "Q"))
+        database.close()
+        wait_until(lambda: proxy.messages[-1] == ("client", "X"), "the connection is closed")
+        proxy.arm(Fault(asks, "before", "stall"))
+        database = Database(proxy.dsn, retry_seconds=0)
+        database._source._pool._connect_seconds = 2.5
+        connecting = in_thread(database.execute, "select 1")
+        with pytest.raises(StoreUnavailableError, match="could not connect.*no connection within 2.5 s"):
+            connecting.result(PATIENCE_SECONDS)
+        assert proxy.fired
+        database.close()
+
+
+@pytest.mark.parametrize(
+    ("dsn", "seconds"),
+    [
+        ("host=a", 25),
+        ("host=a,b connect_timeout=3", 17),
+        ("host=a connect_timeout=1", 9),
+        ("host=a connect_timeout=0", 25),
+        ("hostaddr=10.0.0.1,10.0.0.2,10.0.0.3 connect_timeout=5", 35),
+    ],
+)
+def test_connecting_is_given_up_after_the_time_of_all_hosts(dsn: str, seconds: int) -> None:
+    assert ConnectionPool(dsn)._connect_seconds == seconds
+
+
+def test_a_connection_that_comes_too_late_is_closed(server_dsn: str, admin: Connection, application: str) -> None:
+    with FaultProxy(make_dsn(server_dsn, application_name=application)) as proxy:
+        proxy.arm(None)
+        with closing(psycopg2.connect(proxy.dsn)):
+            pass
+        held = threading.Event()
+        connect = psycopg2.connect
+
+        def connect_late(dsn: str) -> Connection:
+            held.wait(PATIENCE_SECONDS)
+            return connect(dsn)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(psycopg2, "connect", connect_late)
+            with pytest.raises(psycopg2.OperationalError, match="no connection within 0.1 s"):
+                connect_within(proxy.dsn, 0.1)
+            held.set()
+        wait_until(lambda: len(proxy.messages) > 5 and proxy.messages[-1] == ("client", "X"), "it is closed")
+
+
+def test_a_connection_of_the_applications_that_stalls_as_it_is_given_back_is_let_go(server_dsn: str) -> None:
+    """Given an isolation level, psycopg2 asks the server as autocommit is switched off again."""
+    with FaultProxy(server_dsn) as proxy:
+        pool = ThreadedConnectionPool(1, 2, proxy.dsn)
+        conn = pool.getconn()
+        conn.set_session(isolation_level="REPEATABLE READ")
+        pool.putconn(conn)
+        database = Database(pool, query_timeout_seconds=0.5)
+        proxy.arm(None)
+        database.execute("select 1")
+        asks = [number for number, message in enumerate(proxy.messages) if message == ("client", "Q")]
+        assert len(asks) > 1, "giving it back sends something"
+        proxy.arm(Fault(asks[-1], "before", "stall"))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(hygiene, "_SETTLE_SECONDS", 0.5)
+            assert in_thread(database.execute, "select 1").result(PATIENCE_SECONDS) == [(1,)]
+        assert proxy.fired and conn.closed
+        pool.closeall()
+
+
+def test_where_no_thread_can_be_started_the_next_call_has_its_deadline_again(
+    server_dsn: str, admin: Connection, application: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deadlines, "_watchdog", deadlines._Watchdog())
+    database = Database(server_dsn, query_timeout_seconds=0.3, retry_seconds=0, application_name=application)
+    with database.transaction():  # connected
+        pass
+    monkeypatch.setattr(deadlines, "_watchdog", deadlines._Watchdog())
+
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        with pytest.raises(RuntimeError):
+            database.execute("select 1")
+    overdue(database, admin)
+    database.close()
+
+
+def test_replacing_all_connections_never_passes_the_limit_in_the_servers_eyes(
+    server_dsn: str, admin: Connection, application: str
+) -> None:
+    database = Database(server_dsn, max_connections=3, application_name=application)
+    over = threading.Event()
+
+    def work() -> int:
+        done = 0
+        while not over.is_set():
+            database.execute("select 1")
+            done += 1
+        return done
+
+    most = 0
+    with ThreadPoolExecutor(9) as executor:
+        workers = [executor.submit(work) for _ in range(8)]
+        for _ in range(40):
+            database._source.drain()
+            for _ in range(5):
+                most = max(most, sessions(admin, application))
+        over.set()
+        assert all(worker.result(PATIENCE_SECONDS) for worker in workers)
+    assert 1 <= most <= 3
+    database.close()
 
 
 def test_closing_a_pool_cuts_what_does_not_end_and_says_so(
@@ -650,6 +774,9 @@ SERVER_AT = 'connection to server at "127.0.0.1", port 5432 failed: '
         ('FATAL:  role "me" does not exist', False),
         ('FATAL:  no pg_hba.conf entry for host "10.0.0.1", user "me", database "support", no encryption', False),
         ("fe_sendauth: no password supplied", False),
+        ("FATAL:  SASL authentication failed", False),
+        ('FATAL:  Peer authentication failed for user "me"', False),
+        ('server certificate for "a" does not match host name "b"', False),
         ("server does not support SSL, but SSL was required", False),
     ],
 )
@@ -1416,6 +1543,28 @@ def test_a_pool_of_another_driver_is_refused() -> None:
 def test_a_source_of_another_kind_is_refused(source: object) -> None:
     with pytest.raises(ConfigurationError, match=f"not {type(source).__name__}"):
         Database(source)
+
+
+def test_a_copy_calls_the_same_hook(server_dsn: str, application: str) -> None:
+    class Metrics:
+        """As a metrics client has one: what cannot be copied."""
+
+        def __init__(self) -> None:
+            self.lock = threading.Lock()
+            self.told: list[str] = []
+
+        def tell(self, operation: Operation) -> None:
+            with self.lock:
+                self.told.append(operation.name)
+
+    metrics = Metrics()
+    database = Database(server_dsn, on_operation=metrics.tell, application_name=application)
+    copied = copy.deepcopy(database)
+    for each in (database, copied):
+        each.execute("select 1")
+        each.close()
+    assert metrics.told == ["execute", "execute"]
+    assert copied._source is not database._source
 
 
 def test_what_was_given_is_not_copied(server_dsn: str, application: str) -> None:

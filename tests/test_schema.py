@@ -21,6 +21,7 @@ from psycopg2.extensions import make_dsn
 from pgmemory import (
     BufferMemory,
     ConversationStore,
+    Operation,
     PostgresChatMemory,
     RelevantTurnMemory,
     SchemaError,
@@ -257,9 +258,16 @@ def test_a_role_that_owns_nothing_but_the_empty_schema_sets_it_up(
 def test_a_role_without_the_right_to_create_gets_an_error_that_says_so(
     server_dsn: str, schema_name: str, role: str, admin: Connection
 ) -> None:
-    with store_as(role, server_dsn, schema_name) as app, pytest.raises(StoreError, match="permission denied"):
-        app.setup()
-    assert not exists(admin, schema_name)
+    for needed, grant in (
+        ("permission denied for database", None),
+        ("permission denied for schema", "create schema {schema}"),
+    ):
+        if grant is not None:
+            execute(admin, grant, schema=schema_name)
+            execute(admin, "grant usage on schema {schema} to {role}", schema=schema_name, role=role)
+        with store_as(role, server_dsn, schema_name) as app:
+            with pytest.raises(SchemaError, match=f"{needed}.*run `pgmemory init --schema {schema_name}` as"):
+                app.setup()
 
 
 OPERATIONS: dict[str, Callable[[ConversationStore, ConversationKey], object]] = {
@@ -279,6 +287,7 @@ OPERATIONS: dict[str, Callable[[ConversationStore, ConversationKey], object]] = 
     "read_unsummarized": lambda store, key: store.read_unsummarized(key, budget=9, encoding=None),
     "record_summary": lambda store, key: store.record_summary(key, content="s", covers_through=0, state="0/0/0"),
     "clear": lambda store, key: store.clear(key),
+    "clear_with_agents": lambda store, key: store.clear_with_agents(key),
     "list_conversations": lambda store, key: store.list_conversations(),
     "get_conversation": lambda store, key: store.get_conversation("session"),
     "get_metadata": lambda store, key: store.get_metadata("session"),
@@ -411,9 +420,25 @@ def test_looking_writes_nothing(server_dsn: str, schema_name: str, admin: Connec
         if stands:
             assert looking.setup() == []
         else:
-            with pytest.raises(StoreError, match="read-only"):
+            with pytest.raises(StoreError, match="may only read"):
                 looking.setup()
     assert exists(admin, schema_name) == stands
+
+
+def test_a_setup_that_gets_no_lock_says_what_holds_it_up_and_asks_once(
+    server_dsn: str, schema_name: str, admin: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schema, "_LOCK_TIMEOUT_MS", "300")
+    told: list[Operation] = []
+    admin.autocommit = False
+    execute(admin, "select pg_advisory_xact_lock(hashtextextended(%s, 0))", f"pgmemory {schema_name}")
+    with ConversationStore(server_dsn, schema=schema_name, on_operation=told.append) as store:
+        with pytest.raises(SchemaError, match="waited 0.3 s for a lock.*pg_stat_activity.*try again"):
+            store.setup()
+        admin.rollback()
+        admin.autocommit = True
+        assert [operation.retries for operation in told if operation.name == "migrate"] == [0]
+        assert store.setup()
 
 
 def test_setup_waits_for_another_one_and_then_finds_its_work_done(

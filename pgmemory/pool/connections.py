@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import threading
 import time
@@ -17,45 +16,17 @@ import psycopg2
 import psycopg2.extensions as ext
 import psycopg2.pool
 
-from pgmemory.errors import ConfigurationError
 from pgmemory.models import PoolStats
-from pgmemory.pool.deadlines import shut_down
-from pgmemory.pool.dsn import describe, read_dsn
-from pgmemory.pool.errors import PoolClosedError, PoolTimeoutError, could_not_connect
-from pgmemory.pool.hygiene import is_alive, log_dead, settle
+from pgmemory.pool.deadlines import connect_within, shut_down
+from pgmemory.pool.dsn import describe, longest_connect_seconds, read_dsn
+from pgmemory.pool.errors import PoolClosedError, could_not_connect
+from pgmemory.pool.hygiene import end_sessions, is_alive, log_dead, settle
+from pgmemory.pool.limits import check_connections, check_seconds, out_of_connections
 
 logger = logging.getLogger(__name__)
 
 # Connections above min_connections are closed once they have lain idle for this long.
 _IDLE_SECONDS = 300.0
-
-
-def check_limits(min_connections: int, max_connections: int, timeout_seconds: float) -> None:
-    """Refuse sizes and times that make no sense, with a ConfigurationError."""
-    for name, value, least in (("min_connections", min_connections, 0), ("max_connections", max_connections, 1)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ConfigurationError(f"{name} must be a whole number, at least {least}, not {value!r}")
-    if min_connections > max_connections:
-        raise ConfigurationError(f"min_connections={min_connections} is more than max_connections={max_connections}")
-    check_seconds("timeout_seconds", timeout_seconds)
-
-
-def check_seconds(name: str, value: float, *, above_zero: bool = False) -> float:
-    """Return a length of time, or refuse it with a ConfigurationError."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)
-    if not number or not 0 <= value <= threading.TIMEOUT_MAX or (above_zero and value == 0):
-        least = "above 0" if above_zero else "0 or more"
-        raise ConfigurationError(f"{name} must be a number of seconds, {least}, not {value!r}")
-    return value
-
-
-def out_of_connections(address: str, max_connections: int, timeout_seconds: float) -> PoolTimeoutError:
-    """Return the error for having waited in vain."""
-    return PoolTimeoutError(
-        f"no connection to {address} became free within timeout_seconds={timeout_seconds:g}: all of "
-        f"max_connections={max_connections} are in use. Raise one of the two, or find what holds connections for so "
-        "long: store.pool_stats() counts them, and pg_stat_activity shows what each is doing"
-    )
 
 
 class _Loan(NamedTuple):
@@ -105,9 +76,11 @@ class ConnectionPool:
         timeout_seconds: float = 30.0,
         application_name: str = "pgmemory",
     ) -> None:
-        check_limits(min_connections, max_connections, timeout_seconds)
+        check_connections(min_connections, max_connections)
+        check_seconds("timeout_seconds", timeout_seconds)
         parameters = read_dsn(dsn, application_name)
         self._dsn = ext.make_dsn(**parameters)
+        self._connect_seconds = longest_connect_seconds(parameters)
         self.address = describe(
             parameters.get("host") or parameters.get("hostaddr"), parameters.get("port"), parameters.get("dbname")
         )
@@ -123,6 +96,7 @@ class ConnectionPool:
         self._lock = threading.RLock()
         self._idle: deque[tuple[ext.connection, float]] = deque()  # with the time of their return, oldest first
         self._in_use: dict[ext.connection, _Loan] = {}
+        self._all: WeakSet[ext.connection] = WeakSet()  # also those on their way from one place to the other
         self._generation = 0  # of connections; an older one's are not lent again
         self._size = 0  # idle, in use, being opened, being returned
         self._queue: deque[_Place] = deque()
@@ -212,8 +186,7 @@ class ConnectionPool:
         with self._lock:
             idle, self._idle = self._idle, deque()
             self._generation += 1
-        for conn, _ in idle:
-            self._discard(conn)
+        self._discard(*(conn for conn, _ in idle))
 
     def closeall(self, timeout_seconds: float = 5.0) -> None:
         """Close all connections: the idle ones now, the others as they come back, and cut those that do not.
@@ -266,18 +239,20 @@ class ConnectionPool:
 
     def _open(self) -> ext.connection:
         try:
-            conn = psycopg2.connect(self._dsn)
+            conn = connect_within(self._dsn, self._connect_seconds)
         except psycopg2.Error as exc:
             raise could_not_connect(self.address, exc) from exc.with_traceback(None)
         conn.autocommit = True
         with self._lock:
             self._opened += 1
+            self._all.add(conn)
         return conn
 
-    def _discard(self, conn: ext.connection) -> None:
-        """Close a connection, and only then let another one take its place."""
-        conn.close()
-        self._pass_on(None)
+    def _discard(self, *conns: ext.connection) -> None:
+        """Close connections, and only then let others take their places."""
+        end_sessions(conns)
+        for _ in conns:
+            self._pass_on(None)
 
     def _discard_dead(self, conn: ext.connection) -> None:
         """Close a connection that was found dead; look at the idle ones too: a server's restart ends them all."""
@@ -287,8 +262,7 @@ class ConnectionPool:
             self._lost += len(dead) + 1
         log_dead(len(dead) + 1, self.address)
         conn.close()
-        for other in dead:
-            self._discard(other)
+        self._discard(*dead)
 
     def _wait(self, place: _Place) -> ext.connection | None:
         """Wait for a place's turn."""
@@ -343,7 +317,7 @@ class ConnectionPool:
         with suppress(OSError):
             null = os.open(os.devnull, os.O_RDWR)
             # close() would end the parent's session; leaving the socket open would keep it alive after the parent.
-            for conn in [*self._in_use, *(conn for conn, _ in self._idle)]:
+            for conn in list(self._all):
                 with suppress(psycopg2.Error, OSError):
                     os.dup2(null, conn.fileno(), inheritable=False)
             os.close(null)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -12,11 +13,11 @@ import psycopg2
 import psycopg2.extensions as ext
 
 from pgmemory.models import Operation, PoolStats
-from pgmemory.pool.connections import check_seconds
 from pgmemory.pool.deadlines import answer_within
 from pgmemory.pool.dsn import describe
 from pgmemory.pool.errors import StoreError, StoreUnavailableError, reason
-from pgmemory.pool.hygiene import is_alive, log_dead, settle, tuple_cursor
+from pgmemory.pool.hygiene import settle, tuple_cursor
+from pgmemory.pool.limits import LONGEST_QUERY_SECONDS, check_seconds
 from pgmemory.pool.retries import Tries
 from pgmemory.pool.sources import open_source
 
@@ -72,7 +73,9 @@ class Database:
         on_operation: Callable[[Operation], object] | None = None,
         application_name: str = "pgmemory",
     ) -> None:
-        self._query_timeout_seconds = check_seconds("query_timeout_seconds", query_timeout_seconds, above_zero=True)
+        self._query_timeout_seconds = check_seconds(
+            "query_timeout_seconds", query_timeout_seconds, above_zero=True, most=LONGEST_QUERY_SECONDS
+        )
         self._retry_seconds = check_seconds("retry_seconds", retry_seconds)
         self._on_operation = on_operation
         self._source = open_source(
@@ -95,6 +98,11 @@ class Database:
                 "build it from a DSN, or build another one where it is needed"
             )
         return self.__dict__
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Database:
+        copied = copy.copy(self)  # with the application's own on_operation, not a copy of it
+        copied._source = copy.deepcopy(self._source, memo)
+        return copied
 
     def execute(
         self, statements: str, parameters: Mapping[str, Any] | None = None, *, name: str = "execute"
@@ -143,7 +151,7 @@ class Database:
             StoreError: The last failure, `retry_seconds` after the first or when it is none that may pass.
         """
         started = time.monotonic()
-        tries = Tries(function, self._retry_seconds)
+        tries = Tries(function, self._retry_seconds, name)
         error: BaseException | None = None
         try:
             return tries.run()
@@ -196,14 +204,6 @@ class Database:
     def _connection(self, *, autocommit: bool) -> Iterator[ext.connection]:
         """Borrow a connection with no transaction open; whatever happens it goes back or is thrown away."""
         loan, conn = self._source.borrow()
-        # Each dead one that a given pool or engine holds makes room for another.
-        dead = 0
-        while not is_alive(conn) and dead < self.max_connections:
-            self._source.give_back(loan, usable=False)
-            dead += 1
-            loan, conn = self._source.borrow()
-        if dead:
-            log_dead(dead, self.address)
         originally = conn.autocommit
         usable = False
         try:
@@ -232,7 +232,9 @@ class Database:
                 address = describe(info.host, info.port, info.dbname) if info.host else self.address
                 conn.close()
                 text = f"lost the connection to {address}: {reason(exc)}"
-                if deadline.passed:
+                if exc.pgcode == _READ_ONLY_TRANSACTION:
+                    text = f"the session at {address} may only read (a standby, or default_transaction_read_only)"
+                elif deadline.passed:
                     text = f"no answer from {address} within {seconds:g} s (query_timeout_seconds)"
                 if deadline.passed or exc.pgcode == _READ_ONLY_TRANSACTION:
                     # The others lead to the same server, which has not ended them.

@@ -13,6 +13,8 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager, suppress
 
 import psycopg2
@@ -32,31 +34,36 @@ class Deadline:
         self.passed = False
 
 
-def shut_down(conn: ext.connection) -> None:
+def shut_down(conn: ext.connection, how: int = socket.SHUT_RDWR) -> None:
     """End the exchange on a connection that another thread uses: its call fails, at once, as if the server had gone."""
-    # Not conn.close(), which waits for the call to end. A duplicate of the descriptor shares the socket.
+    # Not conn.close(), which waits for the call; nor on a duplicate of the descriptor, for which there may be no room.
     with suppress(OSError, psycopg2.Error):
-        with socket.fromfd(conn.fileno(), socket.AF_INET, socket.SOCK_STREAM) as duplicate:
-            duplicate.shutdown(socket.SHUT_RDWR)
+        borrowed = socket.socket(fileno=conn.fileno())
+        try:
+            borrowed.shutdown(how)
+        finally:
+            borrowed.detach()
 
 
 class _Watchdog:
     """A thread that shuts down what is overdue. It is started when first needed and sleeps while nothing is due."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition(threading.Lock())
+        # Reentrant: a collection of garbage may end a call while its thread is in here.
+        self._changed = threading.Condition(threading.RLock())
         self._pending: set[Deadline] = set()
         self._thread: threading.Thread | None = None
         self._wakes_at = float("inf")
 
     def add(self, deadline: Deadline) -> None:
         with self._changed:
-            self._pending.add(deadline)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._watch, name="pgmemory-deadlines", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._watch, name="pgmemory-deadlines", daemon=True)
+                thread.start()  # which fails where there is no room for another thread
+                self._thread = thread
             elif deadline.at < self._wakes_at:
                 self._changed.notify()
+            self._pending.add(deadline)
 
     def remove(self, deadline: Deadline) -> None:
         # Behind the lock: once this has returned, the connection may be lent to somebody else.
@@ -67,15 +74,58 @@ class _Watchdog:
         with self._changed:
             while True:
                 now = time.monotonic()
-                for deadline in [deadline for deadline in self._pending if deadline.at <= now]:
-                    deadline.passed = True
-                    shut_down(deadline.conn)
-                    self._pending.discard(deadline)
-                self._wakes_at = min((deadline.at for deadline in self._pending), default=float("inf"))
+                self._wakes_at = self._end_overdue(now)
                 self._changed.wait(min(self._wakes_at - now, threading.TIMEOUT_MAX))
+
+    def _end_overdue(self, now: float) -> float:
+        """Shut down what is overdue; return when the next will be."""
+        # A function of its own, for a variable that lives on in a waiting thread would keep a connection alive.
+        for deadline in list(self._pending):
+            if deadline.at <= now:
+                deadline.passed = True
+                shut_down(deadline.conn)
+                self._pending.discard(deadline)
+        return min((deadline.at for deadline in list(self._pending)), default=float("inf"))
 
 
 _watchdog = _Watchdog()
+
+
+def connect_within(dsn: str, seconds: float) -> ext.connection:
+    """Return a new connection, or give up after `seconds`, whatever libpq and psycopg2 are waiting for.
+
+    `connect_timeout` bounds neither the resolver nor what psycopg2 itself asks of a server whose DateStyle is not ISO.
+
+    Raises:
+        psycopg2.Error: As psycopg2.connect, or a psycopg2.OperationalError if time is over.
+    """
+    outcome: Future[ext.connection] = Future()
+
+    def connect() -> None:
+        conn, error = None, None
+        try:
+            conn = psycopg2.connect(dsn)
+        except BaseException as exc:
+            error = exc
+        if not outcome.set_running_or_notify_cancel():
+            if conn is not None:
+                conn.close()  # too late: nobody waits any more
+        elif conn is not None:
+            outcome.set_result(conn)
+        else:
+            outcome.set_exception(error)
+
+    threading.Thread(target=connect, name="pgmemory-connect", daemon=True).start()
+    try:
+        return outcome.result(seconds)
+    except FutureTimeoutError:
+        if outcome.cancel():
+            raise psycopg2.OperationalError(f"timeout expired: no connection within {seconds:g} s") from None
+        return outcome.result()
+    except BaseException:
+        # Ctrl-C in the waiting thread: what comes later is closed.
+        outcome.cancel()
+        raise
 
 
 @contextmanager

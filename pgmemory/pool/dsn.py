@@ -78,7 +78,18 @@ def read_dsn(dsn: str | None, application_name: str) -> dict[str, str]:
             "postgresql+driver:// do as well) or libpq's host=… port=… dbname=… user=… password=… with options that "
             "libpq knows; percent-encode special characters in a URL, put values with blanks between single quotes"
         )
+    if parameters.get("connect_timeout") == "0":
+        del parameters["connect_timeout"]  # libpq would wait for ever
     return {"application_name": application_name, **_DEFAULTS, **parameters}
+
+
+def longest_connect_seconds(parameters: dict[str, str]) -> float:
+    """Return after how long connecting may be given up: libpq takes `connect_timeout` for each host, 2 at least."""
+    timeout = parameters["connect_timeout"]
+    each = max(2, int(timeout)) if timeout.isdecimal() else int(_DEFAULTS["connect_timeout"])
+    hosts = parameters.get("hostaddr") or parameters.get("host", "")
+    # Twice, for a host may have two addresses; the rest is for the resolver.
+    return 2.0 * each * (hosts.count(",") + 1) + 5.0
 
 
 def describe(host: str | None, port: object, dbname: str | None) -> str:

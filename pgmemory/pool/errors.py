@@ -14,7 +14,8 @@ from pgmemory.errors import PgMemoryError
 # it cannot even try. Failures to connect carry no SQLSTATE, and servers translate their texts: whatever is not
 # recognised here may be cured by waiting.
 _INCURABLE = re.compile(
-    r"""password\ authentication\ failed | no\ password\ supplied | no\ pg_hba\.conf\ entry | pg_hba\.conf\ rejects
+    r"""(?:password|SASL|[Pp]eer|[Cc]ertificate)\ authentication\ failed | no\ password\ supplied
+    | no\ pg_hba\.conf\ entry | pg_hba\.conf\ rejects | does\ not\ match\ host\ name
     | (?:database|role)\ ".*"\ does\ not\ exist | permission\ denied\ for\ database | not\ permitted\ to\ log\ in
     | no\ such\ (?:database|user) | server\ does\ not\ support\ SSL | certificate\ verify\ failed
     | certificate\ file\ .*\ does\ not\ exist | invalid\ (?:connection\ option|port\ number|\S+\ value)""",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -9,6 +10,8 @@ from typing import Generic, TypeVar
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
 from pgmemory.pool.errors import StoreError, StoreUnavailableError
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -22,14 +25,16 @@ class Tries(Generic[T]):
     Args:
         function: The operation; it must be safe to run twice.
         seconds: For how long, from the first failure on, it is tried again; 0 for never.
+        name: What to call it in the log.
 
     Attributes:
         failures: What the tries failed with so far.
     """
 
-    def __init__(self, function: Callable[[], T], seconds: float) -> None:
+    def __init__(self, function: Callable[[], T], seconds: float, name: str) -> None:
         self._function = function
         self._seconds = seconds
+        self._name = name
         self.failures: list[StoreError] = []
 
     @property
@@ -69,4 +74,6 @@ class Tries(Generic[T]):
             return self._function()
         except StoreError as error:
             self.failures.append(error)
+            if error.may_pass:
+                logger.info("%s: try %d failed, another may succeed: %s", self._name, len(self.failures), error)
             raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import psycopg2
@@ -12,9 +13,11 @@ import psycopg2.pool
 
 from pgmemory.errors import ConfigurationError
 from pgmemory.models import PoolStats
-from pgmemory.pool.connections import ConnectionPool, check_limits, out_of_connections
+from pgmemory.pool.connections import ConnectionPool
 from pgmemory.pool.dsn import describe
-from pgmemory.pool.errors import PoolClosedError, PoolTimeoutError, StoreError, could_not_connect, reason
+from pgmemory.pool.errors import PoolClosedError, PoolTimeoutError, could_not_connect, reason
+from pgmemory.pool.hygiene import is_alive, log_dead
+from pgmemory.pool.limits import check_connections, check_seconds, out_of_connections
 
 
 class Source(Protocol):
@@ -65,11 +68,10 @@ class PoolSource:
 
     def borrow(self) -> tuple[Any, ext.connection]:
         """Wait for a connection of the pool's."""
-        conn = self._borrow()
-        if not isinstance(conn, ext.connection):
-            self.give_back(conn, usable=True)
-            raise _not_psycopg2s(self.address, conn)
-        return conn, conn
+        if isinstance(self._pool, ConnectionPool):
+            conn = self._pool.getconn()
+            return conn, conn
+        return _first_alive(self, lambda: (conn := self._getconn(), conn))
 
     def give_back(self, loan: Any, *, usable: bool) -> None:
         """Give a connection back to the pool."""
@@ -93,13 +95,11 @@ class PoolSource:
         """Return what a pool of ours counts."""
         return self._pool.stats() if isinstance(self._pool, ConnectionPool) else None
 
-    def _borrow(self) -> Any:
+    def _getconn(self) -> Any:
         deadline = time.monotonic() + self._timeout_seconds
         while True:
             try:
                 return self._pool.getconn()
-            except StoreError:
-                raise
             except psycopg2.pool.PoolError as exc:
                 if self._pool.closed:
                     raise PoolClosedError(f"{self.address} is closed") from exc
@@ -125,8 +125,11 @@ class EngineSource:
 
     def borrow(self) -> tuple[Any, ext.connection]:
         """Check a connection of the engine's out."""
+        return _first_alive(self, lambda: (loan := self._check_out(), loan.dbapi_connection))
+
+    def _check_out(self) -> Any:
         try:
-            loan = self._engine.raw_connection()
+            return self._engine.raw_connection()
         except Exception as exc:
             cause = getattr(exc, "orig", exc)  # SQLAlchemy 1.4 wraps psycopg2's errors here
             if isinstance(cause, psycopg2.Error):
@@ -134,10 +137,6 @@ class EngineSource:
             if type(exc).__name__ == "TimeoutError":
                 raise PoolTimeoutError(f"the engine had no free connection in time: {reason(exc)}") from exc
             raise
-        if not isinstance(loan.dbapi_connection, ext.connection):
-            self.give_back(loan, usable=True)
-            raise _not_psycopg2s(self.address, loan.dbapi_connection)
-        return loan, loan.dbapi_connection
 
     def give_back(self, loan: Any, *, usable: bool) -> None:
         """Check a connection in."""
@@ -154,8 +153,23 @@ class EngineSource:
         return None
 
 
-def _not_psycopg2s(address: str, conn: Any) -> ConfigurationError:
-    return ConfigurationError(f"{address} gives connections of {type(conn).__module__}, not of psycopg2")
+def _first_alive(source: Source, borrow: Callable[[], tuple[Any, Any]]) -> tuple[Any, ext.connection]:
+    """Return the first of the application's connections that still stands; each dead one makes room for another."""
+    dead = 0
+    while True:
+        loan, conn = borrow()
+        if not isinstance(conn, ext.connection):
+            source.give_back(loan, usable=True)
+            raise ConfigurationError(
+                f"{source.address} gives connections of {type(conn).__module__}, not of psycopg2"
+            )
+        if is_alive(conn) or dead > source.max_connections:  # a pool that gives dead ones only is left to fail
+            break
+        source.give_back(loan, usable=False)
+        dead += 1
+    if dead:
+        log_dead(dead, source.address)
+    return loan, conn
 
 
 def open_source(
@@ -171,7 +185,8 @@ def open_source(
     Raises:
         ConfigurationError: An argument is not usable.
     """
-    check_limits(min_connections, max_connections, timeout_seconds)
+    check_connections(min_connections, max_connections)
+    check_seconds("timeout_seconds", timeout_seconds)
     if source is None or isinstance(source, str):
         pool = ConnectionPool(
             source,
