@@ -10,6 +10,10 @@ CHAOS ?= --seconds 120 --report docs/reliability.md
 EXTRAS_demo := embedded,offline,langchain1
 EXTRAS_langchain1 := langchain1,test
 EXTRAS_langchain03 := langchain03,test
+EXTRAS_peers-langchain1 := langchain1,embedded,offline
+EXTRAS_peers-langchain03 := langchain03,embedded,offline
+REQUIREMENTS_peers-langchain1 := --requirement tests/peers/requirements.txt
+REQUIREMENTS_peers-langchain03 := --requirement tests/peers/requirements.txt
 LINE_langchain1 := LangChain 1.x
 LINE_langchain03 := LangChain 0.3
 
@@ -17,7 +21,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-langchain1 test-langchain03 test-install chaos check lint schema clean
+.PHONY: help demo test test-langchain1 test-langchain03 test-install chaos peer-tests peer-tests-langchain1 peer-tests-langchain03 check lint schema clean
 
 help:
 	@echo "make demo          a support bot that remembers, on a local PostgreSQL: no server, no API key needed"
@@ -27,6 +31,7 @@ help:
 	@echo "make schema        write schema.sql from pgmemory/migrations"
 	@echo "make test-install  install from the package registry beside either LangChain, in either order"
 	@echo "make chaos         two minutes of random faults, audited; its table goes into docs/reliability.md (SEED=1)"
+	@echo "make peer-tests    LangChain's own memory tests against our classes; writes docs/compatibility.md"
 	@echo "make clean         remove the virtual environments and what builds and tests left in this folder"
 	@echo "One line alone: make test-langchain1, make test-langchain03. PYTEST_ADDOPTS is passed to pytest."
 
@@ -47,6 +52,12 @@ test-install: .venv-langchain1/installed
 chaos: .venv-langchain1/installed
 	@.venv-langchain1/bin/python tests/chaos --seed $(SEED) $(CHAOS)
 
+peer-tests: peer-tests-langchain1 peer-tests-langchain03
+	@echo "LangChain's own tests passed beside both lines, apart from those that are excused."
+
+peer-tests-langchain1 peer-tests-langchain03: peer-tests-%: .venv-peers-%/installed
+	@.venv-peers-$*/bin/python tests/peers --report docs/compatibility.md
+
 check: lint test-langchain1
 
 lint: .venv-langchain1/installed
@@ -61,13 +72,15 @@ schema: .venv-langchain1/installed
 	@echo "Wrote schema.sql"
 
 clean:
-	@rm -rf .venv-demo .venv-langchain1 .venv-langchain03 build dist *.egg-info schema.sql.new
+	@rm -rf .venv-demo .venv-langchain1 .venv-langchain03 .venv-peers-langchain1 .venv-peers-langchain03 build dist *.egg-info schema.sql.new
 	@rm -rf .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	@find pgmemory tests examples -name __pycache__ -prune -exec rm -rf {} +
+
+.venv-peers-langchain1/installed .venv-peers-langchain03/installed: tests/peers/requirements.txt
 
 # An environment whose making broke off has no pip yet, so it is made anew.
 .venv-%/installed: setup.cfg pyproject.toml
 	@echo "Installing into .venv-$* (about a minute, once)"
 	@test -x .venv-$*/bin/pip || $(PYTHON) -m venv --clear .venv-$*
-	@.venv-$*/bin/python -m pip install -qq --editable '.[$(EXTRAS_$*)]'
+	@.venv-$*/bin/python -m pip install -qq $(REQUIREMENTS_$*) --editable '.[$(EXTRAS_$*)]'
 	@touch $@

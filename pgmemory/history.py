@@ -13,11 +13,12 @@ from langchain_core.messages import BaseMessage
 
 from pgmemory.errors import ConfigurationError, MessageNotStorableError, PgMemoryError, SchemaError, UnsavedTurn
 from pgmemory.models import StoredMessage, StoredSummary, Window
+from pgmemory.names import text_id
 from pgmemory.pool import StoreError
 from pgmemory.serialization import to_message, to_stored
 from pgmemory.store import ConversationStore
 from pgmemory.tokens import EncodingCounter
-from pgmemory.turns import LoggedMessage
+from pgmemory.turns import LoggedMessage, shown_preamble
 
 _logger = logging.getLogger(__name__)
 
@@ -120,6 +121,21 @@ class PostgresChatMessageHistory(BaseChatMessageHistory):
         """Clear as `clear` does, without blocking the event loop."""
         await self.store.run_in_worker(self.clear)
 
+    def clear_with_agents(self) -> None:
+        """Clear this conversation and the logs that agents keep beside it, in one transaction."""
+        self.store.clear_with_agents(self.key)
+
+    def for_agent(self, name: str) -> PostgresChatMessageHistory:
+        """Return the history of the log that one of several agents keeps for itself beside this conversation. No I/O.
+
+        It is the conversation ``session_id#name`` of the same user. `clear_with_agents` clears them together, and
+        ``store.list_conversations(session_id=…)`` lists them together.
+
+        Raises:
+            ConfigurationError: The name is not usable.
+        """
+        return self.for_session(self.key.of_agent(text_id("agent's name", name)).session_id, user_id=self.user_id)
+
     def for_session(
         self, session_id: str | int | uuid.UUID, *, user_id: str | int | uuid.UUID | None = None
     ) -> PostgresChatMessageHistory:
@@ -216,7 +232,7 @@ def to_logged(stored: StoredMessage, encoding: str | None = None) -> LoggedMessa
 def to_logged_window(window: Window, encoding: str | None = None) -> LoggedWindow:
     """Turn a window's records into messages."""
     return LoggedWindow(
-        [to_logged(stored, encoding) for stored in window.system],
+        shown_preamble([to_logged(stored, encoding) for stored in window.system]),
         [to_logged(stored, encoding) for stored in window.messages],
         window.complete,
         window.summary,

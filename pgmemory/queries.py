@@ -24,12 +24,17 @@ def in_schema(statement: str, schema: str) -> str:
     return statement.replace("{schema}", quoted(schema).replace("%", "%%"))
 
 
-def limited(statement: str, seconds: float) -> str:
-    """Return `statement` behind one that lets the server end each of them after so many seconds, in this transaction.
+def governed(statement: str, seconds: float) -> str:
+    """Return `statement` behind settings for its transaction: a limit for each statement, and to go by index alone.
 
-    So a statement whose client has given up does not go on, nor queue up behind a lock with its repetitions.
+    With the limit a statement whose client has given up does not go on, nor queue up behind a lock with its
+    repetitions. Without indexes alone the planner reads whole tables, or sorts a whole conversation, while its
+    statistics are older than the growth of a table, or where a window is larger than what it believes to be there.
     """
-    return f"set local statement_timeout = {max(1, round(seconds * 1000))};\n{statement}"
+    return (
+        f"set local statement_timeout = {max(1, round(seconds * 1000))};\n"
+        f"set local enable_seqscan = off;\nset local enable_bitmapscan = off;\n{statement}"
+    )
 
 
 def quoted(name: str) -> str:
@@ -39,9 +44,6 @@ def quoted(name: str) -> str:
 
 # The server's default may be repeatable read, under which concurrent appends fail instead of waiting.
 _READ_COMMITTED = "set transaction isolation level read committed;\n"
-
-# Without these the planner sorts a whole conversation once a limit exceeds what it believes to be there.
-_BY_INDEX_ONLY = "select set_config('enable_bitmapscan', 'off', true), set_config('enable_seqscan', 'off', true);\n"
 
 # In the order of the fields of models.StoredMessage.
 _MESSAGE = """m.role, m.content, m.additional_kwargs::text, m.extra::text, m.tags, m.judged_by,
@@ -76,9 +78,10 @@ from conversation,
          with ordinality as m (role, content, additional_kwargs, extra, token_count, token_encoding, position);
 """
 )
-"""Append messages and hand out their numbers; fails on WRITE_ID_INDEX where this write is already there."""
+"""Append messages and hand out their numbers; where this write is already there, fails on an index whose name contains
+WRITE_ID_COLUMN: its own, or one of those that a partition or a shard has instead."""
 
-WRITE_ID_INDEX = "conversation_messages_write_id"
+WRITE_ID_COLUMN = "write_id"
 
 PRUNE = """
 with preamble as (
@@ -87,17 +90,18 @@ with preamble as (
          where conversation_id = %(id)s and role = 'human' order by message_index limit 1),
         2147483647) as ends_before
 ),
-system as (
+system as materialized (
     select count(*) as messages
-    from preamble, {schema}.conversation_messages m
-    where m.conversation_id = %(id)s and m.role = 'system' and m.message_index < preamble.ends_before
+    from {schema}.conversation_messages m
+    where m.conversation_id = %(id)s and m.role = 'system'
+      and m.message_index < (select ends_before from preamble)
 ),
 newest as (
     select message_index, role, row_number() over (order by message_index desc) as rank
     from (select message_index, role from {schema}.conversation_messages
           where conversation_id = %(id)s order by message_index desc limit %(max_messages)s + 1) n
 ),
-cut as (
+cut as materialized (
     select coalesce(
         (select min(message_index) from newest where role = 'human' and rank <= %(max_messages)s - system.messages),
         (select message_index from {schema}.conversation_messages
@@ -110,12 +114,13 @@ cut as (
     where (select count(*) from newest) > %(max_messages)s
 )
 delete from {schema}.conversation_messages m
-using cut, preamble, {schema}.conversations c
-where c.id = %(id)s
-  and m.conversation_id = %(id)s
-  and m.message_index < cut.message_index
-  and not (m.role = 'system' and m.message_index < preamble.ends_before)
-  and (not c.keeps_summary or m.message_index <= c.summarized_through);
+where m.conversation_id = %(id)s
+  and m.message_index < (
+      select case when c.keeps_summary then least(cut.message_index, c.summarized_through + 1)
+                  else cut.message_index end
+      from cut, {schema}.conversations c
+      where c.id = %(id)s)
+  and not (m.role = 'system' and m.message_index < (select ends_before from preamble));
 """
 """Delete oldest whole turns above `max_messages`: never the newest turn, a system message of the preamble, nor what a
 summary has yet to cover. A log without turns keeps its newest messages. Only behind APPEND in the same query, whose
@@ -132,6 +137,25 @@ delete from {schema}.conversation_messages where conversation_id = %(id)s;
 """
 )
 """Delete what a conversation holds; its numbering goes on, so that nothing late can match a new message."""
+
+# A conversation and the logs that agents keep beside it.
+_FAMILY = """c.tenant_id = %(tenant_id)s and c.user_id = %(user_id)s
+  and (c.session_id = %(session_id)s or starts_with(c.session_id, %(session_id)s || %(before_agent)s))"""
+
+CLEAR_WITH_AGENTS = (
+    _READ_COMMITTED
+    + f"""
+select c.id from {{schema}}.conversations c where {_FAMILY} order by c.id for update;
+update {{schema}}.conversations c
+set summarized_through = next_message_index - 1, keeps_summary = false, revision = revision + 1
+where {_FAMILY};
+delete from {{schema}}.conversation_summaries
+where conversation_id in (select c.id from {{schema}}.conversations c where {_FAMILY});
+delete from {{schema}}.conversation_messages
+where conversation_id in (select c.id from {{schema}}.conversations c where {_FAMILY});
+"""
+)
+"""As CLEAR, for a conversation and the logs that agents keep beside it, locked in the order of their ids."""
 
 READ_ALL = f"""
 select {_MESSAGE}
@@ -217,24 +241,21 @@ _IN_ORDER = "\norder by part, message_index;\n"
 _TOKENS_PASSED = "(total.total > %(budget)s and m.role = 'human')"
 
 READ_LAST_TURNS = (
-    _BY_INDEX_ONLY
-    + _steps(bound="m.message_index < %(before)s", adds="(m.role = 'human')::int", done="total.total >= %(turns)s")
+    _steps(bound="m.message_index < %(before)s", adds="(m.role = 'human')::int", done="total.total >= %(turns)s")
     + _UNION.join([_WINDOW, _PREAMBLE_SYSTEM])
     + _IN_ORDER
 )
 """The last `turns` turns before message `before`, and the preamble's system messages."""
 
 READ_LAST_TOKENS = (
-    _BY_INDEX_ONLY
-    + _steps(bound="m.message_index < %(before)s", adds=_COST, done=_TOKENS_PASSED)
+    _steps(bound="m.message_index < %(before)s", adds=_COST, done=_TOKENS_PASSED)
     + _UNION.join([_WINDOW, _PREAMBLE_SYSTEM])
     + _IN_ORDER
 )
 """The last turns before message `before` until they pass `budget` tokens, and the preamble's system messages."""
 
 READ_SUMMARY_WINDOW = (
-    _BY_INDEX_ONLY
-    + _steps(
+    _steps(
         bound=f"m.message_index < %(before)s and m.message_index > {_AFTER_SUMMARY}", adds=_COST, done=_TOKENS_PASSED
     )
     + _UNION.join([_WINDOW, _PREAMBLE_SYSTEM, _SUMMARY])
@@ -243,16 +264,14 @@ READ_SUMMARY_WINDOW = (
 """As READ_LAST_TOKENS, but only turns that no summary covers, and the newest summary."""
 
 READ_UNSUMMARIZED = (
-    _BY_INDEX_ONLY
-    + _steps(bound=f"m.message_index > {_AFTER_SUMMARY}", adds=_COST, done=_TOKENS_PASSED, newest_first=False)
+    _steps(bound=f"m.message_index > {_AFTER_SUMMARY}", adds=_COST, done=_TOKENS_PASSED, newest_first=False)
     + _UNION.join([_WINDOW, _PREAMBLE_SYSTEM, _SUMMARY, _STATE])
     + _IN_ORDER
 )
 """The oldest turns that no summary covers until they pass `budget` tokens, with all that RECORD_SUMMARY compares."""
 
 READ_RELEVANT_TURNS = (
-    _BY_INDEX_ONLY
-    + """
+    """
 with recursive step as (
     (select m.*, verdict.skipped, m.judged_by as end_judged_by, 0 as turn, found.total, found.total >= %(turns)s as done
      from {schema}.conversation_messages m
@@ -322,8 +341,10 @@ select c.session_id, c.user_id, c.tenant_id, c.metadata::text, c.created_at, c.u
 from {schema}.conversations c
 where c.tenant_id = %(tenant_id)s
   and (%(user_id)s::text is null or c.user_id = %(user_id)s)
+  and (%(session_id)s::text is null or c.session_id = %(session_id)s
+       or starts_with(c.session_id, %(session_id)s || %(before_agent)s))
   and (%(id)s::uuid is null or c.id = %(id)s)
 order by c.updated_at desc, c.id
 limit %(limit)s offset %(offset)s;
 """
-"""A tenant's conversations, one user's or one by id, last used first."""
+"""A tenant's conversations, one user's, one with its agents', or one by id, last used first."""

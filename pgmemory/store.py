@@ -21,6 +21,7 @@ from pgmemory.embedded import LocalServer
 from pgmemory.errors import ConfigurationError, MessageNotStorableError, SchemaError
 from pgmemory.models import (
     AFTER_ALL,
+    BEFORE_AGENT,
     ConversationKey,
     ConversationRecord,
     Operation,
@@ -263,6 +264,11 @@ class ConversationStore:
         """
         self._execute("clear", queries.CLEAR, {"id": str(key.id)})
 
+    def clear_with_agents(self, key: ConversationKey) -> None:
+        """Delete, as `clear` does, what a conversation and the logs that agents keep beside it hold."""
+        parameters = names_of(key) | {"before_agent": BEFORE_AGENT}
+        self._execute("clear_with_agents", queries.CLEAR_WITH_AGENTS, parameters)
+
     # Summaries
 
     def read_summary_window(
@@ -305,12 +311,18 @@ class ConversationStore:
     # Conversations
 
     def list_conversations(
-        self, *, user_id: str | int | uuid.UUID | None = None, limit: int | None = None, offset: int = 0
+        self,
+        *,
+        user_id: str | int | uuid.UUID | None = None,
+        session_id: str | int | uuid.UUID | None = None,
+        limit: int | None = None,
+        offset: int = 0,
     ) -> list[ConversationRecord]:
         """Return this tenant's conversations, last used first.
 
         Args:
             user_id: Only this user's ('' for those without a user); None for everybody's.
+            session_id: Only this conversation and the logs that agents keep beside it; None for all.
             limit: At most this many; None for all.
             offset: Leave out this many first.
         """
@@ -318,7 +330,8 @@ class ConversationStore:
             if value is not None and (type(value) is not int or not 0 <= value < 2**63):
                 raise ConfigurationError(f"{name} must be a whole number from 0, not {value!r}")
         user = None if user_id is None else self.key("any", user_id).user_id
-        return self._conversations(user_id=user, limit=limit, offset=offset)
+        session = None if session_id is None else self.key(session_id).session_id
+        return self._conversations(user_id=user, session_id=session, limit=limit, offset=offset)
 
     def get_conversation(
         self, session_id: str | int | uuid.UUID, *, user_id: str | int | uuid.UUID | None = None
@@ -413,7 +426,7 @@ class ConversationStore:
         if not self._schema_fits:
             schema.check(self._database, self.schema)
             self._schema_fits = True
-        limited = queries.limited(queries.in_schema(statement, self.schema), self._server_seconds)
+        limited = queries.governed(queries.in_schema(statement, self.schema), self._server_seconds)
         try:
             return self._database.execute(limited, parameters, name=name)
         except StoreError as error:
@@ -433,9 +446,23 @@ class ConversationStore:
         return to_window(self._execute(name, statement, parameters))
 
     def _conversations(
-        self, *, user_id: str | None = None, id: str | None = None, limit: int | None = None, offset: int = 0
+        self,
+        *,
+        user_id: str | None = None,
+        session_id: str | None = None,
+        id: str | None = None,
+        limit: int | None = None,
+        offset: int = 0,
     ) -> list[ConversationRecord]:
-        parameters = {"tenant_id": self.tenant_id, "user_id": user_id, "id": id, "limit": limit, "offset": offset}
+        parameters = {
+            "tenant_id": self.tenant_id,
+            "user_id": user_id,
+            "session_id": session_id,
+            "before_agent": BEFORE_AGENT,
+            "id": id,
+            "limit": limit,
+            "offset": offset,
+        }
         rows = self._execute("list_conversations", queries.READ_CONVERSATIONS, parameters)
         return [to_conversation(row) for row in rows]
 
@@ -446,6 +473,6 @@ def _written_once(key: ConversationKey) -> Iterator[None]:
     try:
         yield
     except StoreError as error:
-        if error.constraint_name != queries.WRITE_ID_INDEX:
+        if queries.WRITE_ID_COLUMN not in (error.constraint_name or ""):
             raise
         _logger.info("session %r holds this write already: nothing was stored", key.session_id)

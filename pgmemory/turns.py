@@ -6,7 +6,6 @@ A turn starts at a human message and runs to the next one. What stands before th
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -59,22 +58,23 @@ def split_turns(messages: Sequence[LoggedMessage]) -> tuple[list[LoggedMessage],
 def shown(messages: Sequence[LoggedMessage]) -> list[LoggedMessage]:
     """Return what a model is shown of one turn or of a preamble: that which model providers accept.
 
-    Left out are a tool call without all its results together with the results it has, a result without its call, and
-    the whole of it if one of its AI messages has neither text nor calls. Results belong to a call if they follow its
-    message directly, which is what providers require; the older function call and its result are paired by name.
+    Left out are a tool call without all its results together with the results it has, a result without its call, a
+    system message without text, and the whole of it if the human says nothing or an AI message has neither text nor
+    calls. Results belong to a call if they follow its message directly, which is what providers require; the older
+    function call and its result are paired by name.
     """
     kept: list[LoggedMessage] = []
     position = 0
     while position < len(messages):
         logged = messages[position]
         position += 1
-        if isinstance(logged.message, AIMessage):
-            calls = _calls(logged.message)
-            if not calls and not _says_anything(logged.message):
+        if _is_mute(logged.message):
+            if not isinstance(logged.message, SystemMessage):
                 return []
+        elif isinstance(logged.message, AIMessage):
             results = list(takewhile(_is_result, messages[position:]))
             position += len(results)
-            answers = _answers(calls, results)
+            answers = _answers(_calls(logged.message), results)
             if answers is not None:
                 kept += [logged, *answers]
         elif not _is_result(logged) and not isinstance(logged.message, RemoveMessage):
@@ -114,7 +114,9 @@ def _is_result(logged: LoggedMessage) -> bool:
 
 
 def _is_mute(message: BaseMessage) -> bool:
-    return isinstance(message, AIMessage) and not _calls(message) and not _says_anything(message)
+    if isinstance(message, AIMessage) and _calls(message):
+        return False
+    return isinstance(message, (HumanMessage, SystemMessage, AIMessage)) and not _says_anything(message)
 
 
 _Call = tuple[str, str | None]  # ("id", …), or ("name", …) for the older function call
@@ -130,19 +132,24 @@ def _calls(message: AIMessage) -> list[_Call]:
 
 
 def _answers(calls: list[_Call], results: list[LoggedMessage]) -> list[LoggedMessage] | None:
-    """Return those of the results that answer the calls, one a call; None if a call has none."""
-    open_calls = Counter(calls)
+    """Return those of the results that answer the calls, one a call; None if a call has none.
+
+    Providers refuse calls without an id and two calls of one id: no result can answer them.
+    """
+    waiting = {call for call in calls if call[1]}
+    if len(waiting) < len(calls):
+        return None
     answers = []
     for result in results:
         message = result.message
         call = ("id", message.tool_call_id) if isinstance(message, ToolMessage) else ("name", message.name)
-        if open_calls[call] > 0:
-            open_calls[call] -= 1
+        if call in waiting:
+            waiting.remove(call)
             answers.append(result)
-    return None if open_calls.total() else answers
+    return None if waiting else answers
 
 
-def _says_anything(message: AIMessage) -> bool:
+def _says_anything(message: BaseMessage) -> bool:
     if isinstance(message.content, str):
         return bool(message.content.strip())
     return any(

@@ -215,8 +215,8 @@ def answered_by(message: BaseMessage) -> tuple[str, Any]:
 
 
 def is_mute(message: BaseMessage) -> bool:
-    """Tell whether this is an AI message with neither text nor calls."""
-    if not isinstance(message, AIMessage) or calls_of(message):
+    """Tell whether this is a human, system or AI message with neither text nor calls."""
+    if not isinstance(message, (HumanMessage, SystemMessage, AIMessage)) or calls_of(message):
         return False
     blocks = [message.content] if isinstance(message.content, str) else message.content
     texts = [block if isinstance(block, str) else block.get("text", "not a text") for block in blocks]
@@ -225,11 +225,11 @@ def is_mute(message: BaseMessage) -> bool:
 
 def shown_of(part: Sequence[BaseMessage]) -> list[BaseMessage]:
     """Return what is shown of a turn, or of a preamble without its mute messages."""
-    if any(is_mute(message) for message in part):
+    if any(is_mute(message) for message in part if not isinstance(message, SystemMessage)):
         return []
     shown: list[BaseMessage] = []
     for place, message in enumerate(part):
-        if message.type == "remove" or is_result(message):
+        if message.type == "remove" or is_result(message) or is_mute(message):
             continue  # results come in with their calls
         following = []
         for other in part[place + 1 :]:
@@ -242,7 +242,8 @@ def shown_of(part: Sequence[BaseMessage]) -> list[BaseMessage]:
             mine = [i for i in unused if answered_by(following[i]) == call]
             answers += mine[:1]
             unused = [i for i in unused if i not in mine[:1]]
-        if len(answers) == len(calls_of(message)):
+        calls = calls_of(message)
+        if len(answers) == len(set(calls)) == len(calls) and all(mark for _, mark in calls):
             shown += [message, *(following[i] for i in sorted(answers))]
     return shown
 
@@ -254,7 +255,7 @@ def shown_preamble_of(part: Sequence[BaseMessage]) -> list[BaseMessage]:
 
 def head_of(log: Sequence[BaseMessage]) -> list[BaseMessage]:
     """Return the system messages from before the first turn, which every window keeps."""
-    return [message for message in split(log)[0] if isinstance(message, SystemMessage)]
+    return [message for message in split(log)[0] if isinstance(message, SystemMessage) and not is_mute(message)]
 
 
 def windows_of(log: Sequence[BaseMessage]) -> list[list[BaseMessage]]:

@@ -1,11 +1,11 @@
-"""The audit behind a campaign of random faults can fail: it counts each kind of harm. Its report has one place."""
+"""The audit behind a campaign of random faults can fail: it counts each kind of harm."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import pytest
-from chaos.audit import Findings, Turn, audit, examine, read_log, table, turn_texts, with_section
+from chaos.audit import Findings, Turn, audit, examine, read_log, table, turn_texts
 from psycopg2 import sql
 from psycopg2.extensions import connection as Connection
 
@@ -132,30 +132,6 @@ def test_the_audit_reads_what_the_memories_write(store: ConversationStore, admin
 def test_a_window_that_begins_within_a_turn_is_cut() -> None:
     findings, _ = examine(LOG[1:])
     assert findings == Findings(cut=["w1 000001"])
-
-
-def test_the_section_of_a_seed_is_replaced_and_the_rest_of_the_document_kept() -> None:
-    document = "# Reliability\n\nWords before.\n"
-    document = with_section(document, 1, "first table")
-    document = with_section(document, 12, "other table") + "\nWords behind.\n"
-    assert document == (
-        "# Reliability\n\nWords before.\n"
-        "\n<!-- chaos: seed 1 -->\nfirst table\n<!-- end -->\n"
-        "\n<!-- chaos: seed 12 -->\nother table\n<!-- end -->\n"
-        "\nWords behind.\n"
-    )
-    replaced = with_section(document, 1, "new table")
-    assert replaced == document.replace("first table", "new table")
-    assert with_section(replaced, 1, "new table") == replaced
-
-
-def test_a_section_is_made_in_an_empty_document() -> None:
-    assert with_section("", 3, "a table") == "<!-- chaos: seed 3 -->\na table\n<!-- end -->\n"
-
-
-def test_a_section_without_an_end_swallows_nothing() -> None:
-    with pytest.raises(ValueError, match="seed 1 .* without"):
-        with_section("<!-- chaos: seed 1 -->\ntable\n\nWords behind.\n", 1, "new table")
 
 
 def test_the_table_names_every_count() -> None:

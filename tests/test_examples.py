@@ -113,7 +113,8 @@ NOTHING_FOUND = "I find nothing about that in my memory."
 def test_every_example_says_how_to_run_it() -> None:
     names = {path.stem for path in EXAMPLES.glob("[!_]*.py")}
     assert names == {
-        "agent_with_memory", "buffer_chat", "runnable_history", "summary_chat", "support_bot", "token_window_chat",
+        "agent_with_memory", "buffer_chat", "own_memories", "runnable_history", "summary_chat", "support_bot",
+        "token_window_chat",
     }  # fmt: skip
     for name in names:
         assert f"    python examples/{name}.py" in (EXAMPLES / f"{name}.py").read_text(encoding="utf-8")

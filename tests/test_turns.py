@@ -132,11 +132,11 @@ def test_what_is_shown_is_in_order_and_leaves_out_only_calls_results_and_mute_tu
         places = [entry.message_index for entry in kept]
         assert places == sorted(set(places))
         assert kept == [entry for entry in logged(turn) if entry.message_index in places]
-        if any(is_mute(message) for message in turn):
+        if any(is_mute(message) for message in turn if message.type != "system"):
             assert kept == []
         else:
             left_out = [message for place, message in enumerate(turn) if place not in places]
-            assert all(is_result(m) or calls_of(m) or isinstance(m, RemoveMessage) for m in left_out)
+            assert all(is_result(m) or calls_of(m) or is_mute(m) or isinstance(m, RemoveMessage) for m in left_out)
 
 
 @given(any_log)
@@ -166,6 +166,9 @@ H, A, S = human(), ai(), system()
         pytest.param([H, calling("c1"), A, result("c1")], [H, A], id="a result that comes too late"),
         pytest.param([H, calling("c1"), S, result("c1"), A], [H, S, A], id="a result behind another message"),
         pytest.param([H, calling("c1", "c1"), result("c1"), A], [H, A], id="two calls of one id, one result"),
+        pytest.param([H, calling("c1", "c1"), result("c1"), result("c1"), A], [H, A], id="two calls of one id"),
+        pytest.param([H, calling(""), result(""), A], [H, A], id="a call with an empty id"),
+        pytest.param([H, system(" "), A], [H, A], id="a system message that says nothing"),
         pytest.param([H, miscalling("c1"), A], [H, A], id="an unreadable call without result"),
         pytest.param([H, result("c1"), A], [H, A], id="a result without call"),
         pytest.param([H, function_calling("f"), A], [H, A], id="a function call without result"),
@@ -185,13 +188,11 @@ def test_left_out(turn: list[BaseMessage], left: list[BaseMessage]) -> None:
     "turn",
     [
         pytest.param([H], id="a human message without answer"),
-        pytest.param([human(""), A], id="an empty human message"),
         pytest.param([H, A, A], id="two answers"),
         pytest.param([H, S, A], id="a system message within the turn"),
         pytest.param([H, calling("c1"), result("c1"), A], id="a call with its result"),
         pytest.param([H, calling("c1", "c2"), result("c1"), result("c2"), A], id="parallel calls"),
         pytest.param([H, calling("c1", "c2"), result("c2"), result("c1"), A], id="results in another order"),
-        pytest.param([H, calling("c1", "c1"), result("c1"), result("c1"), A], id="two calls of one id"),
         pytest.param([H, calling("c1"), result("c1"), calling("c1"), result("c1"), A], id="an id used again"),
         pytest.param([H, calling("c1"), result("c1")], id="calls without a last answer"),
         pytest.param([H, miscalling("c1"), result("c1"), A], id="an unreadable call with its result"),
@@ -210,6 +211,11 @@ def test_shown_whole(turn: list[BaseMessage]) -> None:
 def test_an_answer_that_says_nothing_takes_its_turn_with_it(content: str | list[str | dict[str, str]]) -> None:
     assert shown_messages([H, calling("c1"), result("c1"), AIMessage(content)]) == []
     assert shown_messages([H, AIMessage(content), A]) == []
+
+
+@pytest.mark.parametrize("content", MUTE)
+def test_a_human_message_that_says_nothing_takes_its_turn_with_it(content: str | list[str | dict[str, str]]) -> None:
+    assert shown_messages([HumanMessage(content), calling("c1"), result("c1"), A]) == []
 
 
 @pytest.mark.parametrize("content", MUTE)
@@ -240,7 +246,7 @@ def test_a_call_without_id_is_answered_by_no_result() -> None:
 
 
 def test_a_mute_greeting_leaves_the_rest_of_the_preamble() -> None:
-    preamble = [S, ai(""), ai("Welcome!"), calling("c1"), result("c2"), function_result("f")]
+    preamble = [S, ai(""), ai("Welcome!"), system(""), calling("c1"), result("c2"), function_result("f")]
     assert messages_of(shown_preamble(logged(preamble))) == [S, preamble[2]]
 
 

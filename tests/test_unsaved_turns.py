@@ -7,16 +7,19 @@ import logging
 import pickle
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
+import psycopg2
 import pytest
 from chains import ConversationChain
 from fakes import scripted
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables.history import RunnableWithMessageHistory
 from psycopg2 import sql
 from psycopg2.extensions import connection as Connection
+from waiting import wait_until
 
 from pgmemory import (
     BufferMemory,
@@ -297,3 +300,93 @@ def test_every_error_of_pgmemory_has_a_place_for_the_turn() -> None:
     assert StoreError("any").unsaved_turn is None
     turn = UnsavedTurn("s", "", (HumanMessage(QUESTION),), str(uuid.uuid4()))
     assert QUESTION not in repr(turn)
+
+
+def test_a_save_that_fails_after_its_task_was_cancelled_is_logged_with_its_session_and_turn(
+    server_dsn: str, store: ConversationStore, admin: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main(memory: PostgresChatMemory) -> None:
+        saving = asyncio.ensure_future(memory.asave_context({"input": QUESTION}, {"output": ANSWER}))
+        waiting = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and application_name = %s"
+        with admin.cursor() as cursor:
+            count = 0
+            while not count:
+                await asyncio.sleep(0.005)
+                cursor.execute(waiting, (store.schema,))
+                ((count,),) = cursor.fetchall()
+            saving.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await saving
+            cursor.execute(
+                "select pg_terminate_backend(pid) from pg_stat_activity where application_name = %s", (store.schema,)
+            )
+
+    with ConversationStore(server_dsn, schema=store.schema, application_name=store.schema, retry_seconds=0) as other:
+        memory = BufferMemory(session_id="ticket-42", store=other)
+        save(memory)
+        with closing(psycopg2.connect(server_dsn)) as locker, locker.cursor() as cursor:
+            cursor.execute(
+                sql.SQL("select 1 from {}.conversations for update").format(sql.Identifier(store.schema))
+            )
+            asyncio.run(main(memory))
+            wait_until(lambda: errors(caplog), "the failure is logged")
+    (record,) = errors(caplog)
+    assert "'ticket-42'" in record.getMessage() and "cancelled" in record.getMessage()
+    assert is_the_turn(record.unsaved_turn)  # type: ignore[attr-defined]
+    assert len(store.list_messages("ticket-42")) == 2
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@each_memory
+def test_an_answer_without_a_json_form_is_handled_as_the_memory_is_told(
+    store: ConversationStore,
+    caplog: pytest.LogCaptureFixture,
+    make: Callable[..., PostgresChatMemory],
+    asynchronous: bool,
+) -> None:
+    def save_object(on_save_error: str) -> None:
+        memory = make(session_id="s", store=store, on_save_error=on_save_error)
+        said: tuple[Any, Any] = ({"input": QUESTION}, {"output": object()})
+        if asynchronous:
+            asyncio.run(memory.asave_context(*said))
+        else:
+            memory.save_context(*said)
+
+    with pytest.raises(MessageNotStorableError, match="outputs"):
+        save_object("raise")
+    save_object("log")
+    (record,) = errors(caplog)
+    assert "'s'" in record.getMessage() and "outputs" in record.getMessage()
+    assert store.list_messages("s") == []
+
+
+@each_memory
+def test_ways_to_store_of_ones_own_hold_in_every_call(
+    store: ConversationStore, make: Callable[..., PostgresChatMemory]
+) -> None:
+    memory_class = type(make(session_id="any", store=store))
+
+    class Own(memory_class):  # type: ignore[misc, valid-type]
+        def turn_messages(self, inputs: Any, outputs: Any) -> list[BaseMessage]:
+            turn = super().turn_messages(inputs, outputs)
+            return [message.model_copy(update={"content": f"{message.content}, redacted"}) for message in turn]
+
+        def save_messages(self, messages: list[BaseMessage]) -> None:
+            super().save_messages([message for message in messages if message.type != "system"])
+
+    fields: dict[str, Any] = {"llm": scripted("a summary")} if memory_class is SummaryMemory else {}
+    if memory_class is RelevantTurnMemory:
+        fields = {"keywords": [QUESTION]}
+    memory = Own(session_id="s", store=store, **fields)
+    history = memory.as_history()
+    turn = [HumanMessage(QUESTION), AIMessage(ANSWER)]
+    save(memory)
+    save_asynchronously(memory)
+    history.add_messages(turn)
+    asyncio.run(history.aadd_messages(turn))
+    redacted = [f"{QUESTION}, redacted", f"{ANSWER}, redacted"]
+    assert [message.content for message in store.list_messages("s")] == redacted * 4
+    memory.clear()
+    history.add_messages([SystemMessage(QUESTION)])
+    asyncio.run(history.aadd_messages([SystemMessage(QUESTION)]))
+    assert store.list_messages("s") == []

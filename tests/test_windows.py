@@ -444,7 +444,7 @@ def test_the_planner_settings_of_a_read_end_with_it(counted_store: Any, counting
         assert cursor.fetchone() == ("on", "on")
     connection.rollback()
     counting_pool.putconn(connection)
-    assert "enable_seqscan" in queries.READ_LAST_TURNS
+    assert "enable_seqscan" in queries.governed("", 1)
 
 
 def test_a_preamble_without_turns_counts_against_the_limit(store: ConversationStore) -> None:

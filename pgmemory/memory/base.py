@@ -6,8 +6,8 @@ nothing of the conversation between calls.
 
 from __future__ import annotations
 
-import json
 import uuid
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
@@ -20,20 +20,18 @@ from pgmemory._compat import BaseChatMemory
 from pgmemory.errors import ConfigurationError
 from pgmemory.formats import as_text
 from pgmemory.history import SAVE_ERRORS, PostgresChatMessageHistory, as_list, to_stored_messages
-from pgmemory.serialization import to_json_text
+from pgmemory.memory.window_history import WindowHistory
+from pgmemory.said import steps_to_messages, to_messages
 from pgmemory.store import ConversationStore
 from pgmemory.tokens import EncodingCounter
 from pgmemory.turns import LoggedMessage
 
 Memory = TypeVar("Memory", bound="PostgresChatMemory")
 
+# LangChain's own words, which applications may look for.
+_KEYS_EXPECTED = {"input_key": "One input key expected got", "output_key": "Got multiple output keys:"}
+_STEPS = "intermediate_steps"  # as AgentExecutor names them
 _SHORTHAND = ("session_id", "store", "user_id", "max_messages")
-# What tells a list of content blocks from a list that is a chain's result.
-_BLOCK_TYPES = {
-    "text", "text-plain", "input_text", "output_text", "image_url", "image", "input_image", "input_audio", "audio",
-    "video", "file", "input_file", "document", "media", "tool_use", "tool_call", "tool_result", "thinking",
-    "reasoning", "refusal", "non_standard",
-}  # fmt: skip
 
 
 def _refuse_to_do_without() -> PostgresChatMessageHistory:
@@ -59,6 +57,8 @@ class PostgresChatMemory(BaseChatMemory):
             `as_json`.
         idempotency_key: The caller's name for the one turn that this object saves: saving it again stores nothing
             while the turn is kept. For memories that live for one request, see `for_session`.
+        save_intermediate_steps: Store an agent's tool calls and their results between what the human said and the
+            answer. The AgentExecutor must have ``return_intermediate_steps=True``.
         on_save_error: What to do when a turn cannot be saved: ``"raise"``, so that the chain fails, or ``"log"`` an
             ERROR and let the model's answer through. The error, or the log's record, has the turn as its attribute
             `unsaved_turn`.
@@ -75,6 +75,7 @@ class PostgresChatMemory(BaseChatMemory):
     ai_prefix: str = "AI"
     formatter: Callable[[Sequence[BaseMessage], str, str], str] = Field(default=as_text, exclude=True, repr=False)
     idempotency_key: str | None = None
+    save_intermediate_steps: bool = False
     on_save_error: Literal["raise", "log"] = "raise"
 
     if TYPE_CHECKING:
@@ -176,7 +177,8 @@ class PostgresChatMemory(BaseChatMemory):
         """Return the messages to store of one turn, oldest first; none to store nothing. Override to change them.
 
         The human and the AI may have said text, a message, content blocks, or a list of messages, each of which is
-        stored as it is; anything else is stored as its JSON text.
+        stored as it is; anything else is stored as its JSON text. With `save_intermediate_steps` the tool calls and
+        results of an agent stand between them.
 
         Args:
             inputs: The chain's inputs, the memory's variables among them.
@@ -186,11 +188,23 @@ class PostgresChatMemory(BaseChatMemory):
             ConfigurationError: It cannot be told which input or output was said; the text names those there are.
         """
         said = self._pick("input_key", self.input_key, inputs, without={*self.memory_variables, "stop"})
-        answered = self._pick("output_key", self.output_key, outputs, fallback="output")
+        answered = self._pick("output_key", self.output_key, outputs, without={_STEPS}, fallback="output")
         return [
-            *_as_messages(inputs[said], HumanMessage, f"inputs[{said!r}]"),
-            *_as_messages(outputs[answered], AIMessage, f"outputs[{answered!r}]"),
+            *to_messages(inputs[said], HumanMessage, f"inputs[{said!r}]"),
+            *(self._step_messages(outputs) if self.save_intermediate_steps else []),
+            *to_messages(outputs[answered], AIMessage, f"outputs[{answered!r}]"),
         ]
+
+    def _step_messages(self, outputs: dict[str, Any]) -> list[BaseMessage]:
+        """Return an agent's steps as messages; warn if the chain does not return them."""
+        if _STEPS in outputs:
+            return steps_to_messages(outputs[_STEPS], f"outputs[{_STEPS!r}]")
+        warnings.warn(
+            f"{type(self).__name__} has save_intermediate_steps=True, but the chain returns no intermediate steps: "
+            "give the AgentExecutor return_intermediate_steps=True, or leave this out",
+            stacklevel=2,
+        )
+        return []
 
     def save_context(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
         """Store a turn: one round trip, one transaction, all of it or nothing. In a running event loop this blocks it.
@@ -199,16 +213,33 @@ class PostgresChatMemory(BaseChatMemory):
             ConfigurationError: It cannot be told which input or output was said.
             MessageNotStorableError: Something that was said has no JSON form.
             StoreError: The database refused or could not be reached. `unsaved_turn` of this error and the one before
-                is the turn. With ``on_save_error="log"`` they are logged instead.
+                is the turn, as far as it could be made. With ``on_save_error="log"`` they are logged instead.
         """
-        messages = as_list(self.turn_messages(inputs, outputs))
-        if messages:
-            with self._handling_save_errors():
-                self._save_turn(messages)
+        messages: list[BaseMessage] = []
+        with self._handling_save_errors():
+            messages = as_list(self.turn_messages(inputs, outputs))
+        self.save_messages(messages)
 
     async def asave_context(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
         """Store a turn as `save_context` does, without blocking the event loop."""
         await self._store.run_in_worker(self.save_context, inputs, outputs)
+
+    def save_messages(self, messages: list[BaseMessage]) -> None:
+        """Store messages as `save_context` stores those of a turn; none is no write. Raises as that does."""
+        if messages:
+            with self._handling_save_errors():
+                self._save_turn(messages)
+
+    async def asave_messages(self, messages: list[BaseMessage]) -> None:
+        """Store messages as `save_messages` does, without blocking the event loop."""
+        await self._store.run_in_worker(self.save_messages, messages)
+
+    def as_history(self) -> WindowHistory:
+        """Return this memory as a chat message history, for RunnableWithMessageHistory. No I/O.
+
+        Its `messages` are what this memory shows; what is added to it is stored as `save_context` stores a turn.
+        """
+        return WindowHistory(self)
 
     def clear(self) -> None:
         """Delete the conversation's messages and summaries."""
@@ -228,6 +259,13 @@ class PostgresChatMemory(BaseChatMemory):
         """Return the same view of another conversation in the same store, for one request. No I/O."""
         history = self.chat_memory.for_session(session_id, user_id=user_id)
         return self.model_copy(update={"chat_memory": history, "idempotency_key": idempotency_key})
+
+    def for_agent(self: Memory, name: str) -> Memory:
+        """Return the same view of the log that one of several agents keeps for itself beside this conversation. No I/O.
+
+        See `PostgresChatMessageHistory.for_agent`.
+        """
+        return self.model_copy(update={"chat_memory": self.chat_memory.for_agent(name), "idempotency_key": None})
 
     # For the memories of this package
 
@@ -287,8 +325,8 @@ class PostgresChatMemory(BaseChatMemory):
         if key is None or key not in values:
             problem = f"{field} is {key!r}, which is not there" if key is not None else f"{field} is not set"
             raise ConfigurationError(
-                f"{type(self).__name__} cannot tell which of the keys {sorted(candidates)} to store: {problem}. "
-                f"Set {field} to what was said, not to what another memory fills in"
+                f"{_KEYS_EXPECTED[field]} {sorted(candidates)}: {type(self).__name__} cannot tell which to store, for "
+                f"{problem}. Set {field} to what was said, not to what another memory fills in"
             )
         return key
 
@@ -296,25 +334,3 @@ class PostgresChatMemory(BaseChatMemory):
 def messages_of(parts: Sequence[Sequence[LoggedMessage]]) -> list[BaseMessage]:
     """Return the messages of turns and other parts of a window, in their order."""
     return [logged.message for logged in chain.from_iterable(parts)]
-
-
-def _as_messages(said: Any, message_class: type[HumanMessage] | type[AIMessage], path: str) -> list[BaseMessage]:
-    if isinstance(said, BaseMessage):
-        return [said]
-    if isinstance(said, list) and said and all(isinstance(item, BaseMessage) for item in said):
-        return said
-    if isinstance(said, str) or _is_content(said):
-        return [message_class(content=said)]
-    if said is None:
-        return [message_class(content="")]
-    return [message_class(content=json.dumps(json.loads(to_json_text(said, path=path)), ensure_ascii=False))]
-
-
-def _is_content(said: Any) -> bool:
-    """Tell content blocks, perhaps with texts between them, from a list that is a chain's result."""
-    if not isinstance(said, list):
-        return False
-    blocks = [item for item in said if not isinstance(item, str)]
-    types = [block.get("type") if isinstance(block, dict) else None for block in blocks]
-    # One type that is known tells that the others are types of its provider.
-    return all(isinstance(kind, str) for kind in types) and not _BLOCK_TYPES.isdisjoint(types)

@@ -15,7 +15,7 @@ from pgmemory._compat import SUMMARY_PROMPT
 from pgmemory.errors import ConfigurationError, SummaryError
 from pgmemory.formats import text_of
 from pgmemory.history import LoggedWindow, as_list, to_stored_messages
-from pgmemory.memory.base import messages_of
+from pgmemory.memory.base import PostgresChatMemory, messages_of
 from pgmemory.memory.token_limit import TokenLimitMemory
 from pgmemory.models import Window
 from pgmemory.turns import LoggedMessage, Turn, is_preamble_system, shown, split_turns
@@ -109,26 +109,34 @@ class SummaryMemory(TokenLimitMemory):
 
     async def asave_context(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
         """Store a turn as `save_context` does and fold if need be, without blocking the event loop."""
-        if type(self).save_context is not SummaryMemory.save_context:
+        if type(self).save_context is not PostgresChatMemory.save_context:
             # A subclass's own way to save holds here too, as in the other memories.
             return await _folders.run(self.save_context, inputs, outputs)
-        window = await self._store.run_in_worker(self._append_turn, inputs, outputs)
+        messages: list[BaseMessage] = []
+        with self._handling_save_errors():
+            messages = await self._store.run_in_worker(lambda: as_list(self.turn_messages(inputs, outputs)))
+        await self.asave_messages(messages)
+
+    def save_messages(self, messages: list[BaseMessage]) -> None:
+        """Store messages in one round trip, then fold if what is shown passes the limit.
+
+        Raises as in the other memories. A fold that fails is logged, not raised.
+        """
+        window = self._append_turn(messages)
+        if window is not None:
+            self._fold_or_log(window)
+
+    async def asave_messages(self, messages: list[BaseMessage]) -> None:
+        """Store messages as `save_messages` does, without blocking the event loop."""
+        if type(self).save_messages is not SummaryMemory.save_messages:
+            return await _folders.run(self.save_messages, messages)
+        window = await self._store.run_in_worker(self._append_turn, messages)
         if window is not None:
             # Not in the store's own threads, which others need while the model works.
             await _folders.run(self._fold_or_log, window)
 
-    def save_context(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
-        """Store a turn in one round trip, then fold if what is shown passes the limit. Raises as the other memories do.
-
-        A fold that fails is logged, not raised.
-        """
-        window = self._append_turn(inputs, outputs)
-        if window is not None:
-            self._fold_or_log(window)
-
-    def _append_turn(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> Window | None:
+    def _append_turn(self, messages: list[BaseMessage]) -> Window | None:
         """Store a turn; return what no summary covers, or None if nothing was stored."""
-        messages = as_list(self.turn_messages(inputs, outputs))
         if messages:
             with self._handling_save_errors(), self.chat_memory.saving(messages, self.idempotency_key) as write_id:
                 return self._store.append_and_read_unsummarized(

@@ -40,7 +40,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[:2])
 
 import psycopg2
-from chaos.audit import Audit, Turn, audit, read_log, table, with_section
+from chaos.audit import Audit, Turn, audit, read_log, table
 from chaos.clients import (
     APPLICATION_NAME,
     SCHEMA,
@@ -54,6 +54,7 @@ from chaos.clients import (
     write_in_process,
 )
 from chaos.faults import Faults
+from documents import with_section
 from fault_proxy import FaultProxy
 from psycopg2.extensions import make_dsn
 from servers import Server
@@ -237,7 +238,7 @@ def main() -> int:
     print(outcome)
     if arguments.report is not None:
         document = arguments.report.read_text() if arguments.report.exists() else ""
-        arguments.report.write_text(with_section(document, arguments.seed, outcome))
+        arguments.report.write_text(with_section(document, f"chaos: seed {arguments.seed}", outcome))
     return 1 if failures else 0
 
 

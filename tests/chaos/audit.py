@@ -1,6 +1,6 @@
-"""What a campaign left behind: what turns look like, how a log or a window is examined, and where the table goes.
+"""What a campaign left behind: what turns look like, how a log or a window is examined, and the table.
 
-Owns: the text of turns, the four counts, the section of a document. Knows the tables, but nothing of pgmemory's code.
+Owns: the text of turns, the four counts. Knows the tables, but nothing of pgmemory's code.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from psycopg2 import sql
 from psycopg2.extensions import connection as Connection
 
 ROLES = {2: ("human", "ai"), 5: ("human", "call", "tool", "tool", "ai")}
-END = "<!-- end -->"
 
 _TEXT = re.compile(r"(\S+) (\d{6}) \w+ (\d)/(\d)")
 _READ_LOG = """
@@ -158,23 +157,6 @@ def table(seed: int, seconds: float, turns: int, unsure: int, faults: Mapping[st
         *((f"**{kind}**", f"**{times}**") for kind, times in findings.counts().items()),
     ]
     return "\n".join(["| campaign | |", "|---|---:|", *(f"| {name} | {value} |" for name, value in lines)])
-
-
-def with_section(document: str, seed: int, content: str) -> str:
-    """Return a document in which the section of this seed, between its marker comments, has this content.
-
-    Raises:
-        ValueError: The section begins and does not end.
-    """
-    begin = f"<!-- chaos: seed {seed} -->"
-    section = f"{begin}\n{content}\n{END}"
-    before, found, rest = document.partition(begin)
-    if not found:
-        return f"{document.rstrip()}\n\n{section}\n".lstrip()
-    _, ended, after = rest.partition(END)
-    if not ended:
-        raise ValueError(f"the document has {begin} without {END}")
-    return before + section + after
 
 
 def _piece(content: str) -> _Piece:
