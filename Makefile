@@ -1,15 +1,19 @@
 # Every target sets up what it needs: a virtual environment of its own, and a PostgreSQL that comes with pip.
 PYTHON ?= python3
 # Test processes that run at once; 0 runs the tests in one process (for a debugger).
-WORKERS ?= 2
+WORKERS ?= 3
 
 # What a campaign of faults begins from, how long it lasts, and where its table goes.
 SEED ?= 1
 CHAOS ?= --seconds 120 --report docs/reliability.md
+# What `make bench` does beside measuring.
+BENCH ?= --output docs
 
 EXTRAS_demo := embedded,offline,langchain1
 EXTRAS_langchain1 := langchain1,test
 EXTRAS_langchain03 := langchain03,test
+EXTRAS_bench := langchain1,embedded,offline
+REQUIREMENTS_bench := --requirement benchmarks/requirements.txt
 EXTRAS_peers-langchain1 := langchain1,embedded,offline
 EXTRAS_peers-langchain03 := langchain03,embedded,offline
 REQUIREMENTS_peers-langchain1 := --requirement tests/peers/requirements.txt
@@ -21,7 +25,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-langchain1 test-langchain03 test-install chaos peer-tests peer-tests-langchain1 peer-tests-langchain03 check lint schema clean
+.PHONY: help demo test test-langchain1 test-langchain03 test-install chaos bench peer-tests peer-tests-langchain1 peer-tests-langchain03 check lint schema clean
 
 help:
 	@echo "make demo          a support bot that remembers, on a local PostgreSQL: no server, no API key needed"
@@ -32,6 +36,7 @@ help:
 	@echo "make test-install  install from the package registry beside either LangChain, in either order"
 	@echo "make chaos         two minutes of random faults, audited; its table goes into docs/reliability.md (SEED=1)"
 	@echo "make peer-tests    LangChain's own memory tests against our classes; writes docs/compatibility.md"
+	@echo "make bench         measured beside LangChain's own memories; writes docs/benchmarks.md (BENCH=--quick only prints)"
 	@echo "make clean         remove the virtual environments and what builds and tests left in this folder"
 	@echo "One line alone: make test-langchain1, make test-langchain03. PYTEST_ADDOPTS is passed to pytest."
 
@@ -58,6 +63,9 @@ peer-tests: peer-tests-langchain1 peer-tests-langchain03
 peer-tests-langchain1 peer-tests-langchain03: peer-tests-%: .venv-peers-%/installed
 	@.venv-peers-$*/bin/python tests/peers --report docs/compatibility.md
 
+bench: .venv-bench/installed
+	@.venv-bench/bin/python -m benchmarks $(BENCH)
+
 check: lint test-langchain1
 
 lint: .venv-langchain1/installed
@@ -72,11 +80,12 @@ schema: .venv-langchain1/installed
 	@echo "Wrote schema.sql"
 
 clean:
-	@rm -rf .venv-demo .venv-langchain1 .venv-langchain03 .venv-peers-langchain1 .venv-peers-langchain03 build dist *.egg-info schema.sql.new
+	@rm -rf .venv-demo .venv-langchain1 .venv-langchain03 .venv-peers-langchain1 .venv-peers-langchain03 .venv-bench build dist *.egg-info schema.sql.new
 	@rm -rf .hypothesis .mypy_cache .pytest_cache .ruff_cache
-	@find pgmemory tests examples -name __pycache__ -prune -exec rm -rf {} +
+	@find pgmemory tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 .venv-peers-langchain1/installed .venv-peers-langchain03/installed: tests/peers/requirements.txt
+.venv-bench/installed: benchmarks/requirements.txt
 
 # An environment whose making broke off has no pip yet, so it is made anew.
 .venv-%/installed: setup.cfg pyproject.toml

@@ -45,9 +45,18 @@ class Dialogues:
             self.origin = "made-up dialogues of the size of real ones"
         self.said = [said for turn in chain.from_iterable(self.all) if (said := _said(turn))]
 
-    def ending(self, turns: int) -> list[Said]:
-        """Return so many turns, over and over the same ones; whatever the number, the last ones are the same."""
-        backwards = list(islice(cycle(self.said[::-1]), turns))
+    def ending(self, turns: int, *, of: int = 1) -> list[Said]:
+        """Return so many turns, over and over the same ones; whatever the number, the last ones are the same.
+
+        Args:
+            turns: How many.
+            of: How many real turns are joined to make one of them.
+        """
+        joined = [
+            Said(*(" ".join(texts) for texts in zip(*self.said[first : first + of], strict=True)))
+            for first in range(0, len(self.said), of)
+        ]
+        backwards = list(islice(cycle(joined[::-1]), turns))
         return backwards[::-1]
 
 

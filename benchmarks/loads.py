@@ -17,6 +17,8 @@ from benchmarks.setting import Curve, Setting
 from benchmarks.standin import StandIn
 from pgmemory import BufferMemory, ConversationStore, PostgresChatMemory, TokenWindowMemory
 
+# So that a message has about 45 tokens, as where people write sentences.
+_JOINED = 3
 _SHORT, _LONG, _LONGEST = 100, 10_000, 100_000
 _FLAT = Target(1.3)
 _FASTER = Target(100, at_most=False, decimals=0)
@@ -66,7 +68,7 @@ def _prepare(
     calls: dict[str, int],
 ) -> None:
     """Fill conversations of a length, and add what is to be measured on them."""
-    said = setting.dialogues.ending(length // 2)
+    said = setting.dialogues.ending(length // 2, of=_JOINED)
     human, ai = said[-1]
     messages = [message for turn in said for message in turn.messages()]
 

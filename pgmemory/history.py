@@ -6,7 +6,7 @@ import logging
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from langchain_core.chat_history import BaseChatMessageHistory
 from langchain_core.messages import BaseMessage
@@ -200,7 +200,7 @@ def to_stored_messages(messages: Sequence[BaseMessage], counter: EncodingCounter
         record = to_stored(message, path=f"messages[{position}]")
         if counter is not None:
             count = counter.count_message(message)
-            record = replace(record, token_count=count, token_encoding=counter.label)
+            record = record._replace(token_count=count, token_encoding=counter.label)
         stored.append(record)
     return stored
 

@@ -10,7 +10,8 @@ import re
 import uuid
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 # The namespace of every id that is derived from names; changing it would orphan all stored rows.
 _NAMESPACE = uuid.UUID("6f1f4c1e-6d0c-5c4e-9d5e-0b1f6a7f3d52")
@@ -37,7 +38,7 @@ def readable(text: str) -> str:
     return _NOT_TEXT.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ConversationKey:
     """The three names that make a conversation: nobody reaches another user's with a session id alone."""
 
@@ -45,7 +46,7 @@ class ConversationKey:
     user_id: str
     session_id: str
 
-    @property
+    @cached_property
     def id(self) -> uuid.UUID:
         """The conversation's primary key: UUID version 5 (RFC 9562) of the three names."""
         # JSON keeps ("a", "b:c") and ("a:b", "c") apart, which joining with any separator would not.
@@ -60,9 +61,8 @@ class ConversationKey:
         return uuid.uuid5(self.id, idempotency_key)
 
 
-@dataclass(frozen=True, slots=True)
-class StoredMessage:
-    """One message as its row holds it.
+class StoredMessage(NamedTuple):
+    """One message as its row holds it. A tuple, which is made several times as fast as a frozen dataclass.
 
     Attributes:
         role: LangChain's message type: ``human``, ``ai``, ``system``, ``tool``, ``function``, ``chat`` or ``remove``.

@@ -45,8 +45,8 @@ def append_parameters(
 
 def to_message(row: Sequence[Any]) -> StoredMessage:
     """Return the message in the columns of a statement that reads messages."""
-    role, content, additional_kwargs, extra, tags, *others = row
-    return StoredMessage(role, content, additional_kwargs, extra, None if tags is None else tuple(tags), *others)
+    message = StoredMessage._make(row)
+    return message if message.tags is None else message._replace(tags=tuple(message.tags))
 
 
 def to_window(rows: Sequence[Sequence[Any]]) -> Window:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import takewhile
+from typing import NamedTuple
 
 from langchain_core.messages import (
     AIMessage,
@@ -21,8 +21,7 @@ from langchain_core.messages import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class LoggedMessage:
+class LoggedMessage(NamedTuple):
     """A message with what the log knows of it.
 
     Attributes:
@@ -71,6 +70,8 @@ def shown(messages: Sequence[LoggedMessage]) -> list[LoggedMessage]:
         if _is_mute(logged.message):
             if not isinstance(logged.message, SystemMessage):
                 return []
+        elif isinstance(logged.message, HumanMessage):  # first, for telling what a message is not takes longer
+            kept.append(logged)
         elif isinstance(logged.message, AIMessage):
             results = list(takewhile(_is_result, messages[position:]))
             position += len(results)
@@ -114,9 +115,9 @@ def _is_result(logged: LoggedMessage) -> bool:
 
 
 def _is_mute(message: BaseMessage) -> bool:
-    if isinstance(message, AIMessage) and _calls(message):
+    if not isinstance(message, (HumanMessage, AIMessage, SystemMessage)) or _says_anything(message):
         return False
-    return isinstance(message, (HumanMessage, SystemMessage, AIMessage)) and not _says_anything(message)
+    return not (isinstance(message, AIMessage) and _calls(message))
 
 
 _Call = tuple[str, str | None]  # ("id", …), or ("name", …) for the older function call
@@ -124,7 +125,9 @@ _Call = tuple[str, str | None]  # ("id", …), or ("name", …) for the older fu
 
 def _calls(message: AIMessage) -> list[_Call]:
     """Return what the result of each of a message's calls must bear."""
-    calls: list[_Call] = [("id", call.get("id")) for call in [*message.tool_calls, *message.invalid_tool_calls]]
+    calls: list[_Call] = []
+    if message.tool_calls or message.invalid_tool_calls:
+        calls = [("id", call.get("id")) for call in [*message.tool_calls, *message.invalid_tool_calls]]
     function_call = message.additional_kwargs.get("function_call")
     if not calls and isinstance(function_call, dict):
         calls.append(("name", function_call.get("name")))
@@ -136,6 +139,8 @@ def _answers(calls: list[_Call], results: list[LoggedMessage]) -> list[LoggedMes
 
     Providers refuse calls without an id and two calls of one id: no result can answer them.
     """
+    if not calls:
+        return []
     waiting = {call for call in calls if call[1]}
     if len(waiting) < len(calls):
         return None

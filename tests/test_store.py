@@ -839,7 +839,7 @@ def test_messages_are_listed_as_records(store: ConversationStore) -> None:
     first, second = store.list_messages("s", user_id="7")
     assert (first.tags, first.judged_by, first.message_index) == (("k",), "rule", 0)
     assert second == StoredMessage(
-        **{**{name: getattr(message, name) for name in message.__dataclass_fields__}, "judged_by": "rule"}
+        **message._asdict() | {"judged_by": "rule"}
         | {"message_index": 1, "created_at": second.created_at}
     )
     assert second.created_at is not None and second.created_at.utcoffset() is not None

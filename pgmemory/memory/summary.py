@@ -18,6 +18,7 @@ from pgmemory.history import LoggedWindow, as_list, to_stored_messages
 from pgmemory.memory.base import PostgresChatMemory, messages_of
 from pgmemory.memory.token_limit import TokenLimitMemory
 from pgmemory.models import Window
+from pgmemory.tokens import TOKENS_AROUND_ALL
 from pgmemory.turns import LoggedMessage, Turn, is_preamble_system, shown, split_turns
 from pgmemory.workers import Workers
 
@@ -175,14 +176,30 @@ class SummaryMemory(TokenLimitMemory):
         return max(self.max_token_limit, head_tokens + self.max_token_limit // 2)
 
     def _goal(self, head_tokens: int) -> int:
-        """What is shown after folding, at most."""
-        return head_tokens + (self._ceiling(head_tokens) - head_tokens) // 2
+        """What is shown after folding, at most: half of what may be, though a quarter of the limit is left to turns."""
+        return max(self._ceiling(head_tokens) // 2, head_tokens + self.max_token_limit // 4)
 
     def _read_unsummarized(self, budget: int) -> Window:
         return self._store.read_unsummarized(self.chat_memory.key, budget=budget, encoding=self._counter.encoding)
 
+    def _surely_fits(self, stored: Window) -> bool:
+        """Tell, by stored counts alone, that nothing is to be folded: then a save makes no messages of a window."""
+        counter = self._single_counter
+        if counter is None or not stored.complete:
+            return False
+        tokens = TOKENS_AROUND_ALL
+        for message in (*stored.system, *stored.messages):
+            if message.token_count is None or message.token_encoding != counter.encoding:
+                return False
+            tokens += message.token_count
+        if stored.summary is not None:
+            tokens += counter.count_message(self.summary_message_cls(content=stored.summary.content))
+        return tokens <= self.max_token_limit
+
     def _fold(self, stored: Window) -> bool:
         folded = False
+        if self._surely_fits(stored):
+            return folded
         budget = self._page_budget
         while True:
             window = self._counted(stored)

@@ -68,7 +68,7 @@ class TokenLimitMemory(PostgresChatMemory):
         if counter is None:
             return list(messages)
         return [
-            replace(logged, token_count=counter.count_message(logged.message)) if logged.token_count is None else logged
+            logged._replace(token_count=counter.count_message(logged.message)) if logged.token_count is None else logged
             for logged in messages
         ]
 

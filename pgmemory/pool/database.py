@@ -13,7 +13,7 @@ import psycopg2
 import psycopg2.extensions as ext
 
 from pgmemory.models import Operation, PoolStats
-from pgmemory.pool.deadlines import answer_within
+from pgmemory.pool.deadlines import Deadline, answer_within
 from pgmemory.pool.dsn import describe
 from pgmemory.pool.errors import StoreError, StoreUnavailableError, reason
 from pgmemory.pool.hygiene import settle, tuple_cursor
@@ -160,7 +160,7 @@ class Database:
             raise
         finally:
             failed, seconds = len(tries.failures), time.monotonic() - started
-            if error is None and tries.healed:
+            if failed and error is None and tries.healed:
                 logger.warning("%s was done after %d tries in %.1f s: %s", name, failed + 1, seconds, tries.failures[0])
             if self._on_operation is not None:
                 rows, retries = (row_count(), failed) if error is None else (0, max(0, failed - 1))
@@ -182,8 +182,12 @@ class Database:
         seconds = query_timeout_seconds or self._query_timeout_seconds
         with self._connection(autocommit=False) as conn:
             yield lambda statements, parameters=None: self._run(conn, statements, parameters, seconds)[0]
-            with self._answering(conn, seconds):
-                conn.commit()
+            deadline = answer_within(conn, seconds)
+            try:
+                with deadline:
+                    conn.commit()
+            except psycopg2.Error as exc:
+                raise self._failure(exc, deadline, seconds) from exc
 
     def stats(self) -> PoolStats | None:
         """Return how the connections of our own pool are used; None over what was handed in."""
@@ -196,9 +200,13 @@ class Database:
     def _run(
         self, conn: ext.connection, statements: str, parameters: Mapping[str, Any] | None, seconds: float
     ) -> tuple[Rows, int]:
-        with self._answering(conn, seconds), tuple_cursor(conn) as cursor:
-            cursor.execute(statements, parameters)
-            return cursor.fetchall() if cursor.description else [], cursor.rowcount
+        deadline = answer_within(conn, seconds)
+        try:
+            with deadline, tuple_cursor(conn) as cursor:
+                cursor.execute(statements, parameters)
+                return cursor.fetchall() if cursor.description else [], cursor.rowcount
+        except psycopg2.Error as exc:
+            raise self._failure(exc, deadline, seconds) from exc
 
     @contextmanager
     def _connection(self, *, autocommit: bool) -> Iterator[ext.connection]:
@@ -216,32 +224,28 @@ class Database:
             finally:
                 self._source.give_back(loan, usable=usable)
 
-    @contextmanager
-    def _answering(self, conn: ext.connection, seconds: float) -> Iterator[None]:
-        """Hold the server to a deadline, turn psycopg2's errors into ours, and close a connection that was lost."""
-        try:
-            with answer_within(conn, seconds) as deadline:
-                yield
-        except psycopg2.Error as exc:
-            # Lost connections carry no SQLSTATE, and psycopg2 does not notice each of them. A bare DatabaseError is
-            # what it raises for a failure of libpq's own.
-            no_answer = isinstance(exc, (psycopg2.OperationalError, psycopg2.InterfaceError))
-            no_answer = no_answer or type(exc) is psycopg2.DatabaseError
-            if conn.closed or (no_answer and exc.pgcode is None) or exc.pgcode == _READ_ONLY_TRANSACTION:
-                info = conn.info
-                address = describe(info.host, info.port, info.dbname) if info.host else self.address
-                conn.close()
-                text = f"lost the connection to {address}: {reason(exc)}"
-                if exc.pgcode == _READ_ONLY_TRANSACTION:
-                    text = f"the session at {address} may only read (a standby, or default_transaction_read_only)"
-                elif deadline.passed:
-                    text = f"no answer from {address} within {seconds:g} s (query_timeout_seconds)"
-                if deadline.passed or exc.pgcode == _READ_ONLY_TRANSACTION:
-                    # The others lead to the same server, which has not ended them.
-                    self._source.drain()
-                raise StoreUnavailableError(text, sqlstate=exc.pgcode, connection_lost=True) from exc
-            text = f"{exc.diag.message_primary} (SQLSTATE {exc.pgcode})" if exc.pgcode else reason(exc)
-            raise StoreError(text, sqlstate=exc.pgcode, constraint_name=exc.diag.constraint_name) from exc
+    def _failure(self, exc: psycopg2.Error, deadline: Deadline, seconds: float) -> StoreError:
+        """Return our error for one of psycopg2's, and close a connection that was lost."""
+        conn = deadline.conn
+        # Lost connections carry no SQLSTATE, and psycopg2 does not notice each of them. A bare DatabaseError is
+        # what it raises for a failure of libpq's own.
+        no_answer = isinstance(exc, (psycopg2.OperationalError, psycopg2.InterfaceError))
+        no_answer = no_answer or type(exc) is psycopg2.DatabaseError
+        if conn.closed or (no_answer and exc.pgcode is None) or exc.pgcode == _READ_ONLY_TRANSACTION:
+            info = conn.info
+            address = describe(info.host, info.port, info.dbname) if info.host else self.address
+            conn.close()
+            text = f"lost the connection to {address}: {reason(exc)}"
+            if exc.pgcode == _READ_ONLY_TRANSACTION:
+                text = f"the session at {address} may only read (a standby, or default_transaction_read_only)"
+            elif deadline.passed:
+                text = f"no answer from {address} within {seconds:g} s (query_timeout_seconds)"
+            if deadline.passed or exc.pgcode == _READ_ONLY_TRANSACTION:
+                # The others lead to the same server, which has not ended them.
+                self._source.drain()
+            return StoreUnavailableError(text, sqlstate=exc.pgcode, connection_lost=True)
+        text = f"{exc.diag.message_primary} (SQLSTATE {exc.pgcode})" if exc.pgcode else reason(exc)
+        return StoreError(text, sqlstate=exc.pgcode, constraint_name=exc.diag.constraint_name)
 
     def _tell(self, operation: Operation) -> None:
         assert self._on_operation is not None

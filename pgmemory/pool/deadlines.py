@@ -12,17 +12,17 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from types import TracebackType
 
 import psycopg2
 import psycopg2.extensions as ext
 
 
 class Deadline:
-    """One call's deadline.
+    """One call's deadline, in force within a ``with`` block.
 
     Attributes:
         passed: Whether it has passed, so that the connection was shut down.
@@ -32,6 +32,16 @@ class Deadline:
         self.conn = conn
         self.at = at
         self.passed = False
+        self._watchdog = _watchdog
+
+    def __enter__(self) -> Deadline:
+        self._watchdog.add(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._watchdog.remove(self)
 
 
 def shut_down(conn: ext.connection, how: int = socket.SHUT_RDWR) -> None:
@@ -50,13 +60,14 @@ class _Watchdog:
 
     def __init__(self) -> None:
         # Reentrant: a collection of garbage may end a call while its thread is in here.
-        self._changed = threading.Condition(threading.RLock())
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._pending: set[Deadline] = set()
         self._thread: threading.Thread | None = None
         self._wakes_at = float("inf")
 
     def add(self, deadline: Deadline) -> None:
-        with self._changed:
+        with self._lock:  # the condition's own: its detour through Python would count with every statement
             if self._thread is None:
                 thread = threading.Thread(target=self._watch, name="pgmemory-deadlines", daemon=True)
                 thread.start()  # which fails where there is no room for another thread
@@ -67,7 +78,7 @@ class _Watchdog:
 
     def remove(self, deadline: Deadline) -> None:
         # Behind the lock: once this has returned, the connection may be lent to somebody else.
-        with self._changed:
+        with self._lock:
             self._pending.discard(deadline)
 
     def _watch(self) -> None:
@@ -128,16 +139,9 @@ def connect_within(dsn: str, seconds: float) -> ext.connection:
         raise
 
 
-@contextmanager
-def answer_within(conn: ext.connection, seconds: float) -> Iterator[Deadline]:
-    """Shut the connection down unless the block ends within `seconds`."""
-    deadline = Deadline(conn, time.monotonic() + seconds)
-    watchdog = _watchdog
-    watchdog.add(deadline)
-    try:
-        yield deadline
-    finally:
-        watchdog.remove(deadline)
+def answer_within(conn: ext.connection, seconds: float) -> Deadline:
+    """Return what shuts the connection down unless its ``with`` block ends within `seconds` from now."""
+    return Deadline(conn, time.monotonic() + seconds)
 
 
 def _after_fork_in_child() -> None:
