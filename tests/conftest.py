@@ -6,8 +6,10 @@ all test processes. Without any the tests fail rather than skip.
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -21,13 +23,15 @@ import hypothesis
 import psycopg2
 import pytest
 from psycopg2 import sql
-from psycopg2.extensions import TRANSACTION_STATUS_IDLE
+from psycopg2.extensions import TRANSACTION_STATUS_IDLE, parse_dsn
 from psycopg2.extensions import connection as Connection
 from psycopg2.extensions import cursor as Cursor
 from psycopg2.pool import ThreadedConnectionPool
+from waiting import wait_until
 
 if TYPE_CHECKING:
     from pgmemory import ConversationStore
+    from pgmemory.pool import Database
 
 PROJECT = Path(__file__).resolve().parents[1]
 RUN_FOLDER = "PGMEMORY_TEST_RUN_FOLDER"
@@ -102,6 +106,41 @@ def store(server_dsn: str, schema_name: str) -> Iterator[ConversationStore]:
     with ConversationStore(server_dsn, schema=schema_name) as store:
         store.setup()
         yield store
+
+
+@pytest.fixture
+def application(admin: Connection) -> Iterator[str]:
+    """An application name of the test's own, to tell its sessions in pg_stat_activity; none may be left behind."""
+    from pools import sessions
+
+    name = f"test-{uuid.uuid4().hex[:12]}"
+    yield name
+    gc.collect()
+    wait_until(lambda: sessions(admin, name) == 0, "the test's sessions end")
+
+
+@pytest.fixture
+def database(server_dsn: str, application: str) -> Iterator[Database]:
+    """A database that has one connection at most."""
+    from pgmemory.pool import Database
+
+    database = Database(server_dsn, max_connections=1, retry_seconds=0.5, application_name=application)
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def parameters(server_dsn: str) -> dict[str, str]:
+    """The server's DSN in its parts."""
+    return parse_dsn(server_dsn)
+
+
+@pytest.fixture
+def closed_port() -> int:
+    """A port on which nothing listens."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 class Executed(NamedTuple):

@@ -5,15 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from langchain_core.chat_history import BaseChatMessageHistory
 from langchain_core.messages import BaseMessage, HumanMessage
 
-from pgmemory.history import SAVE_ERRORS, as_list
+from pgmemory.history import SAVE_ERRORS, PostgresChatMessageHistory, as_list
 
-if TYPE_CHECKING:
-    from pgmemory.memory.base import PostgresChatMemory
+
+class _Memory(Protocol):
+    """What is needed of a memory: its own module imports this one."""
+
+    chat_memory: PostgresChatMessageHistory
+    input_key: str | None
+    output_key: str | None
+
+    @property
+    def buffer_as_messages(self) -> list[BaseMessage]: ...
+    async def abuffer_as_messages(self) -> list[BaseMessage]: ...
+    def save_context(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> None: ...
+    async def asave_context(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> None: ...
+    def save_messages(self, messages: list[BaseMessage]) -> None: ...
+    async def asave_messages(self, messages: list[BaseMessage]) -> None: ...
+    def clear(self) -> None: ...
+    async def aclear(self) -> None: ...
 
 
 class WindowHistory(BaseChatMessageHistory):
@@ -22,7 +37,7 @@ class WindowHistory(BaseChatMessageHistory):
     `messages` is what the memory shows, without a chain's inputs; `add_messages` stores as the memory does.
     """
 
-    def __init__(self, memory: PostgresChatMemory) -> None:
+    def __init__(self, memory: _Memory) -> None:
         self._memory = memory
 
     @property
