@@ -138,10 +138,9 @@ ROWS: dict[int, Row] = {
     7: Row(
         "Saving in four processes at once",
         "Saves a second of four processes over those of four processes that loop over the bare statement of row 6; "
-        "conversations of their own, the same processes for all. What holds it back: where two cores serve clients "
-        "and server, all work counts, and a save is some 90 µs of Python beside the 70 µs of the bare loop, most of it "
-        "in LangChain's messages, their records and their ids; tuples in place of dataclasses and fewer context "
-        "managers have brought it here from 0.5.",
+        "conversations of their own, the same processes for all. Where two cores serve "
+        "clients and server, all work counts: beside the bare loop's a save builds LangChain's messages, their records "
+        "and ids, and holds a deadline.",
     ),
     8: Row(
         "Bytes on disk",

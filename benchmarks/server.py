@@ -73,7 +73,7 @@ def describe(dsn: str) -> dict[str, str]:
     gibibytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return {
         "Machine": f"{_processor()}, {len(os.sched_getaffinity(0))} cores shared by clients and server, "
-        f"{gibibytes:.0f} GiB memory, {platform.system()} {platform.release()}",
+        f"{gibibytes:.0f} GiB memory, {platform.system()} {platform.release().partition('-')[0]}",
         "Server": f"PostgreSQL {version}, {how}, shared_buffers {shared_buffers}, synchronous_commit off",
         "Python": platform.python_version(),
         "Packages": ", ".join(f"{name} {metadata.version(name)}" for name in _PACKAGES),

@@ -128,8 +128,9 @@ class PostgresChatMessageHistory(BaseChatMessageHistory):
     def for_agent(self, name: str) -> PostgresChatMessageHistory:
         """Return the history of the log that one of several agents keeps for itself beside this conversation. No I/O.
 
-        It is the conversation ``session_id#name`` of the same user. `clear_with_agents` clears them together, and
-        ``store.list_conversations(session_id=…)`` lists them together.
+        It is the conversation ``session_id#agent:name`` of the same user. `clear_with_agents` clears them together, and
+        ``store.list_conversations(session_id=…)`` lists them together: all whose names begin so. Both walk through
+        the user's conversations.
 
         Raises:
             ConfigurationError: The name is not usable.
@@ -164,11 +165,11 @@ class PostgresChatMessageHistory(BaseChatMessageHistory):
             error.unsaved_turn = UnsavedTurn(self.session_id, self.user_id, tuple(messages), key)
             raise
 
-    def log_unsaved(self, error: PgMemoryError) -> None:
+    def log_unsaved(self, error: Exception) -> None:
         """Log at level ERROR that a turn was not saved; the record has it as its attribute `unsaved_turn`."""
-        _logger.error(
-            "session %r: a turn was not saved: %s", self.session_id, error, extra={"unsaved_turn": error.unsaved_turn}
-        )
+        turn = error.unsaved_turn if isinstance(error, PgMemoryError) else None
+        reason = error if isinstance(error, PgMemoryError) else repr(error)
+        _logger.error("session %r: a turn was not saved: %s", self.session_id, reason, extra={"unsaved_turn": turn})
 
     def __repr__(self) -> str:
         if "key" not in self.__dict__:

@@ -20,7 +20,7 @@ _NAMESPACE = uuid.UUID("6f1f4c1e-6d0c-5c4e-9d5e-0b1f6a7f3d52")
 AFTER_ALL = 2**31 - 1
 """An index above every message's."""
 
-BEFORE_AGENT = "#"
+BEFORE_AGENT = "#agent:"
 """Stands between a session id and the name of an agent that keeps a log of its own beside the conversation."""
 
 # PostgreSQL's text cannot hold NUL, and UTF-8 cannot encode surrogates.
@@ -138,7 +138,7 @@ class ConversationRecord:
         message_count: How many messages it holds now.
         next_message_index: The number that its next message gets.
         summarized_through: Index of the last message that a summary covers or a clearing removed; -1 if none.
-        time_to_live: How long it is kept after its last turn, or None for ever.
+        time_to_live: How long the application means to keep it after its last turn, or None for ever.
     """
 
     session_id: str

@@ -28,7 +28,7 @@ def governed(statement: str, seconds: float) -> str:
     """Return `statement` behind settings for its transaction: a limit for each statement, and to go by index alone.
 
     With the limit a statement whose client has given up does not go on, nor queue up behind a lock with its
-    repetitions. Without indexes alone the planner reads whole tables, or sorts a whole conversation, while its
+    repetitions. Where it may do otherwise, the planner reads whole tables, or sorts a whole conversation, while its
     statistics are older than the growth of a table, or where a window is larger than what it believes to be there.
     """
     return (
@@ -155,7 +155,8 @@ delete from {{schema}}.conversation_messages
 where conversation_id in (select c.id from {{schema}}.conversations c where {_FAMILY});
 """
 )
-"""As CLEAR, for a conversation and the logs that agents keep beside it, locked in the order of their ids."""
+"""As CLEAR, for a conversation and the logs that agents keep beside it, locked in the order of their ids. The one
+statement that locks several conversations, and so not one for distributed PostgreSQL."""
 
 READ_ALL = f"""
 select {_MESSAGE}

@@ -22,6 +22,9 @@ _BLOCK_TYPES = {
     "reasoning", "refusal", "non_standard",
 }  # fmt: skip
 
+STEPS = "intermediate_steps"
+"""The output in which AgentExecutor returns an agent's steps."""
+
 _NOT_IN_A_NAME = re.compile("[^a-zA-Z0-9_-]")
 
 # LangChain's own name for the one argument of a tool that takes a text.
@@ -106,7 +109,7 @@ def _with_call(action: AgentAction, log: Sequence[BaseMessage] | None, call_id: 
 
 def _call_name(tool: str) -> str:
     """Return a tool's name as model providers accept it; text agents may have others."""
-    return _NOT_IN_A_NAME.sub("_", tool)[:64]
+    return _NOT_IN_A_NAME.sub("_", tool)[:64] or "_"
 
 
 def _result(tool: str, call_id: str, observation: Any) -> ToolMessage:

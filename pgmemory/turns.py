@@ -41,6 +41,9 @@ class LoggedMessage(NamedTuple):
 
 Turn = list[LoggedMessage]
 
+# Where OpenAI's models answer with empty content: a spoken answer, and why they refuse.
+_SAID_BESIDE_THE_CONTENT = ("audio", "refusal")
+
 
 def split_turns(messages: Sequence[LoggedMessage]) -> tuple[list[LoggedMessage], list[Turn]]:
     """Divide messages, oldest first, into what stands before the first human message and whole turns."""
@@ -155,6 +158,8 @@ def _answers(calls: list[_Call], results: list[LoggedMessage]) -> list[LoggedMes
 
 
 def _says_anything(message: BaseMessage) -> bool:
+    if any(message.additional_kwargs.get(name) for name in _SAID_BESIDE_THE_CONTENT):
+        return True
     if isinstance(message.content, str):
         return bool(message.content.strip())
     return any(

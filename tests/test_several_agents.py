@@ -25,10 +25,11 @@ def test_each_agent_has_a_log_of_its_own_that_is_listed_and_cleared_with_the_sha
     for memory, name in ((shared, "shared"), (planner, "plan"), (critic, "criticism")):
         assert memory.load_memory_variables({}) == {"history": f"Human: q {name}\nAI: a {name}"}
     # Neighbours in name only.
-    for session_id, user_id in (("ticket-421", "u7"), ("ticket-4", "u7"), ("ticket-42", "u8"), ("ticket-42#x", "u8")):
+    others = [("ticket-421", "u7"), ("ticket-42#x", "u7"), ("ticket-42", "u8"), ("ticket-42#agent:x", "u8")]
+    for session_id, user_id in others:
         save(shared.for_session(session_id, user_id=user_id), "other")
 
-    family = [("ticket-42", "u7"), ("ticket-42#critic", "u7"), ("ticket-42#planner", "u7")]
+    family = [("ticket-42", "u7"), ("ticket-42#agent:critic", "u7"), ("ticket-42#agent:planner", "u7")]
     assert sessions(store, user_id="u7", session_id="ticket-42") == family
     assert len(sessions(store)) == 7
 
@@ -52,7 +53,7 @@ def test_an_agents_memory_is_the_same_view(store: ConversationStore) -> None:
     shared = TokenWindowMemory(session_id="s", user_id="u", store=store, max_token_limit=77, max_messages=10)
     own = shared.for_agent("planner")
     assert (own.max_token_limit, own.max_messages, own.user_id) == (77, 10, "u")
-    assert own.session_id == "s#planner"
+    assert own.session_id == "s#agent:planner"
 
 
 @pytest.mark.parametrize("name", ["", None, "a\x00b"])
@@ -64,5 +65,5 @@ def test_an_agents_name_that_cannot_be_one_is_refused(store: ConversationStore, 
 def test_percent_signs_and_underscores_in_a_session_id_match_only_themselves(store: ConversationStore) -> None:
     odd = BufferMemory(session_id="a%_b", store=store)
     save(odd.for_agent("x"), "odd")
-    save(BufferMemory(session_id="aXXb#x", store=store), "even")
-    assert sessions(store, session_id="a%_b") == [("a%_b#x", "")]
+    save(BufferMemory(session_id="aXXb#agent:x", store=store), "even")
+    assert sessions(store, session_id="a%_b") == [("a%_b#agent:x", "")]

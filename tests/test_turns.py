@@ -198,6 +198,8 @@ def test_left_out(turn: list[BaseMessage], left: list[BaseMessage]) -> None:
         pytest.param([H, miscalling("c1"), result("c1"), A], id="an unreadable call with its result"),
         pytest.param([H, function_calling("f"), function_result("f"), A], id="a function call with its result"),
         pytest.param([H, ai([{"type": "image_url", "image_url": {"url": "https://x.org/a.png"}}])], id="an image"),
+        pytest.param([H, AIMessage("", additional_kwargs={"audio": {"id": "a1"}})], id="a spoken answer"),
+        pytest.param([H, AIMessage("", additional_kwargs={"refusal": "No."})], id="a refusal"),
         pytest.param([H, ai([{"type": "reasoning", "summary": []}])], id="reasoning alone"),
         pytest.param([H, ai(["", {"type": "text", "text": "x"}])], id="one text block of several"),
         pytest.param([H, ChatMessage(role="critic", content="")], id="another role's empty message"),

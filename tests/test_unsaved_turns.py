@@ -390,3 +390,34 @@ def test_ways_to_store_of_ones_own_hold_in_every_call(
     history.add_messages([SystemMessage(QUESTION)])
     asyncio.run(history.aadd_messages([SystemMessage(QUESTION)]))
     assert store.list_messages("s") == []
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_runnables_turn_is_stored_by_turn_messages_also_behind_a_system_message(
+    store: ConversationStore, caplog: pytest.LogCaptureFixture, asynchronous: bool
+) -> None:
+    class Redacting(BufferMemory):
+        def turn_messages(self, inputs: Any, outputs: Any) -> list[BaseMessage]:
+            turn = super().turn_messages(inputs, outputs)
+            return [message.model_copy(update={"content": "redacted"}) for message in turn]
+
+    class Failing(BufferMemory):
+        def turn_messages(self, inputs: Any, outputs: Any) -> list[BaseMessage]:
+            raise KeyError("a mistake of the application's")
+
+    def add(memory: PostgresChatMemory) -> None:
+        said = [SystemMessage("be kind"), HumanMessage(QUESTION), HumanMessage(QUESTION), AIMessage(ANSWER)]
+        history = memory.as_history()
+        if asynchronous:
+            asyncio.run(history.aadd_messages(said))
+        else:
+            history.add_messages(said)
+
+    add(Redacting(session_id="s", store=store, save_intermediate_steps=True))
+    assert [message.content for message in store.list_messages("s")] == ["redacted"] * 4
+    assert [message.role for message in store.list_messages("s")] == ["system", "human", "human", "ai"]
+    # A runnable would swallow it.
+    with pytest.raises(KeyError):
+        add(Failing(session_id="s", store=store))
+    (record,) = errors(caplog)
+    assert "'s'" in record.getMessage() and "KeyError" in record.getMessage()

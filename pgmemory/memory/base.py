@@ -21,7 +21,7 @@ from pgmemory.errors import ConfigurationError
 from pgmemory.formats import as_text
 from pgmemory.history import SAVE_ERRORS, PostgresChatMessageHistory, as_list, to_stored_messages
 from pgmemory.memory.window_history import WindowHistory
-from pgmemory.said import steps_to_messages, to_messages
+from pgmemory.said import STEPS, steps_to_messages, to_messages
 from pgmemory.store import ConversationStore
 from pgmemory.tokens import EncodingCounter
 from pgmemory.turns import LoggedMessage
@@ -30,7 +30,6 @@ Memory = TypeVar("Memory", bound="PostgresChatMemory")
 
 # LangChain's own words, which applications may look for.
 _KEYS_EXPECTED = {"input_key": "One input key expected got", "output_key": "Got multiple output keys:"}
-_STEPS = "intermediate_steps"  # as AgentExecutor names them
 _SHORTHAND = ("session_id", "store", "user_id", "max_messages")
 
 
@@ -188,7 +187,7 @@ class PostgresChatMemory(BaseChatMemory):
             ConfigurationError: It cannot be told which input or output was said; the text names those there are.
         """
         said = self._pick("input_key", self.input_key, inputs, without={*self.memory_variables, "stop"})
-        answered = self._pick("output_key", self.output_key, outputs, without={_STEPS}, fallback="output")
+        answered = self._pick("output_key", self.output_key, outputs, without={STEPS}, fallback="output")
         return [
             *to_messages(inputs[said], HumanMessage, f"inputs[{said!r}]"),
             *(self._step_messages(outputs) if self.save_intermediate_steps else []),
@@ -197,8 +196,8 @@ class PostgresChatMemory(BaseChatMemory):
 
     def _step_messages(self, outputs: dict[str, Any]) -> list[BaseMessage]:
         """Return an agent's steps as messages; warn if the chain does not return them."""
-        if _STEPS in outputs:
-            return steps_to_messages(outputs[_STEPS], f"outputs[{_STEPS!r}]")
+        if STEPS in outputs:
+            return steps_to_messages(outputs[STEPS], f"outputs[{STEPS!r}]")
         warnings.warn(
             f"{type(self).__name__} has save_intermediate_steps=True, but the chain returns no intermediate steps: "
             "give the AgentExecutor return_intermediate_steps=True, or leave this out",
@@ -226,7 +225,7 @@ class PostgresChatMemory(BaseChatMemory):
 
     def save_messages(self, messages: list[BaseMessage]) -> None:
         """Store messages as `save_context` stores those of a turn; none is no write. Raises as that does."""
-        if messages:
+        if as_list(messages):
             with self._handling_save_errors():
                 self._save_turn(messages)
 
@@ -265,7 +264,7 @@ class PostgresChatMemory(BaseChatMemory):
 
         See `PostgresChatMessageHistory.for_agent`.
         """
-        return self.model_copy(update={"chat_memory": self.chat_memory.for_agent(name), "idempotency_key": None})
+        return self.model_copy(update={"chat_memory": self.chat_memory.for_agent(name)})
 
     # For the memories of this package
 

@@ -32,10 +32,10 @@ class SummaryMemory(TokenLimitMemory):
     """Show the preamble's system messages, the summary so far, and whole turns that are not yet in it.
 
     When what is shown passes the limit, saving a turn folds the oldest whole turns into the summary, down to half of
-    the limit. The newest turn and the preamble's system messages are never folded. Summaries are kept in the database:
-    they survive restarts, and of two workers that fold at once one wins, so that no message is summarised twice or
-    lost. From its first save until it is cleared, `max_messages` spares in this conversation what no summary covers. If
-    the model fails, the turn is stored already, the failure is logged and the next save tries again.
+    what may be shown. The newest turn and the preamble's system messages are never folded. Summaries are kept in the
+    database: they survive restarts, and of two workers that fold at once one wins, so that no message is summarised
+    twice or lost. From its first save until it is cleared, `max_messages` spares in this conversation what no summary
+    covers. If the model fails, the turn is stored already, the failure is logged and the next save tries again.
 
     Attributes:
         llm: The language model that summarises.
@@ -197,9 +197,9 @@ class SummaryMemory(TokenLimitMemory):
         return tokens <= self.max_token_limit
 
     def _fold(self, stored: Window) -> bool:
-        folded = False
         if self._surely_fits(stored):
-            return folded
+            return False
+        folded = False
         budget = self._page_budget
         while True:
             window = self._counted(stored)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import takewhile
 from typing import Any, Protocol
 
 from langchain_core.chat_history import BaseChatMessageHistory
 from langchain_core.messages import BaseMessage, HumanMessage
 
-from pgmemory.history import SAVE_ERRORS, PostgresChatMessageHistory, as_list
+from pgmemory.history import PostgresChatMessageHistory, as_list
+from pgmemory.said import STEPS
 
 
 class _Memory(Protocol):
@@ -56,7 +56,7 @@ class WindowHistory(BaseChatMessageHistory):
 
         Raises:
             MessageNotStorableError: A message holds a value without a JSON form; nothing was written.
-            StoreError: As for saving a turn. It is logged too, since RunnableWithMessageHistory swallows it.
+            StoreError: As for saving a turn. Any error is logged too, since RunnableWithMessageHistory swallows it.
         """
         with self._logging_errors():
             if turn := self._as_turn(messages):
@@ -76,18 +76,26 @@ class WindowHistory(BaseChatMessageHistory):
     def _logging_errors(self) -> Iterator[None]:
         try:
             yield
-        except SAVE_ERRORS as error:
+        except Exception as error:
             self._memory.chat_memory.log_unsaved(error)
             raise
 
     def _as_turn(self, messages: Sequence[BaseMessage]) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        """Return messages as a chain's inputs and outputs, if humans said the first of them and others the rest."""
-        said = list(takewhile(lambda message: isinstance(message, HumanMessage), as_list(messages)))
-        answered = as_list(messages)[len(said) :]
-        if not said or not answered:
+        """Return messages as a chain's inputs and outputs: up to what humans said first, and what followed.
+
+        None if either is missing.
+        """
+        rest = as_list(messages)
+        humans = [isinstance(message, HumanMessage) for message in rest]
+        if not any(humans):
+            return None
+        end = next((end for end in range(humans.index(True), len(rest)) if not humans[end]), len(rest))
+        said, answered = rest[:end], rest[end:]
+        if not answered:
             return None
         inputs = {self._memory.input_key or "input": said[0] if len(said) == 1 else said}
-        outputs = {self._memory.output_key or "output": answered[0] if len(answered) == 1 else answered}
+        # A runnable passes messages on, and not an agent's steps.
+        outputs = {self._memory.output_key or "output": answered[0] if len(answered) == 1 else answered, STEPS: []}
         return inputs, outputs
 
     def add_message(self, message: BaseMessage) -> None:

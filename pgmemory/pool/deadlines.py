@@ -111,32 +111,32 @@ def connect_within(dsn: str, seconds: float) -> ext.connection:
         psycopg2.Error: As psycopg2.connect, or a psycopg2.OperationalError if time is over.
     """
     outcome: Future[ext.connection] = Future()
-
-    def connect() -> None:
-        conn, error = None, None
+    threading.Thread(target=_connect, args=(dsn, outcome), name="pgmemory-connect", daemon=True).start()
+    del dsn  # error trackers show the variables of frames
+    with suppress(FutureTimeoutError):
         try:
-            conn = psycopg2.connect(dsn)
-        except BaseException as exc:
-            error = exc
-        if not outcome.set_running_or_notify_cancel():
-            if conn is not None:
-                conn.close()  # too late: nobody waits any more
-        elif conn is not None:
-            outcome.set_result(conn)
-        else:
-            outcome.set_exception(error)
+            return outcome.result(seconds)
+        except KeyboardInterrupt:
+            outcome.cancel()  # what comes later is closed
+            raise
+    if outcome.cancel():
+        raise psycopg2.OperationalError(f"timeout expired: no connection within {seconds:g} s")
+    return outcome.result()
 
-    threading.Thread(target=connect, name="pgmemory-connect", daemon=True).start()
+
+def _connect(dsn: str, outcome: Future[ext.connection]) -> None:
+    conn, error = None, None
     try:
-        return outcome.result(seconds)
-    except FutureTimeoutError:
-        if outcome.cancel():
-            raise psycopg2.OperationalError(f"timeout expired: no connection within {seconds:g} s") from None
-        return outcome.result()
-    except BaseException:
-        # Ctrl-C in the waiting thread: what comes later is closed.
-        outcome.cancel()
-        raise
+        conn = psycopg2.connect(dsn)
+    except BaseException as exc:
+        error = exc
+    if not outcome.set_running_or_notify_cancel():
+        if conn is not None:
+            conn.close()  # too late: nobody waits any more
+    elif conn is not None:
+        outcome.set_result(conn)
+    else:
+        outcome.set_exception(error)
 
 
 def answer_within(conn: ext.connection, seconds: float) -> Deadline:
