@@ -77,12 +77,20 @@ def _message(given: dict[str, Any]) -> BaseMessage:
 def _made_up() -> Iterator[list[BaseMessage]]:
     generator = random.Random(1)
     words = [first + second for first in ("or", "re", "par", "in", "ad") for second in ("der", "cel", "voice", "to")]
-    for _ in range(60):
-        yield [
-            message_class(" ".join(generator.choices(words, k=generator.randint(3, 24))))
-            for _ in range(7)
-            for message_class in (HumanMessage, AIMessage)
-        ]
+
+    def text() -> str:
+        return " ".join(generator.choices(words, k=generator.randint(3, 24)))
+
+    for number in range(60):
+        dialogue: list[BaseMessage] = []
+        for turn in range(7):
+            dialogue.append(HumanMessage(text()))
+            if turn % 5 == 1:
+                call_id = f"call_{number}_{turn}"
+                call = {"name": "Find", "args": {"text": text()}, "id": call_id}
+                dialogue += [AIMessage("", tool_calls=[call]), ToolMessage(text(), tool_call_id=call_id, name="Find")]
+            dialogue.append(AIMessage(text()))
+        yield dialogue
 
 
 def _turns(messages: list[BaseMessage]) -> Dialogue:

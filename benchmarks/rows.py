@@ -120,7 +120,7 @@ ROWS: dict[int, Row] = {
     4: Row(
         "Against a buffer that reads everything",
         "Loading from 10,000 messages by LangChain's `ConversationTokenBufferMemory` over langchain-postgres (it loads "
-        "the whole log: a database gives it a fresh list to prune), over the same by ours. Three real turns make one "
+        "the whole log: a database gives it a fresh list to prune), over the same by ours. Three turns make one "
         "here, so that a message has about 45 tokens.",
     ),
     5: Row(
@@ -144,7 +144,7 @@ ROWS: dict[int, Row] = {
     ),
     8: Row(
         "Bytes on disk",
-        "Tables with their indexes, after VACUUM FULL, for each message of real dialogues with their tool calls, a "
+        "Tables with their indexes, after VACUUM FULL, for each message of the dialogues with their tool calls, a "
         "conversation each, saved turn by turn; over langchain-postgres. langgraph stores each dialogue once.",
     ),
     9: Row(

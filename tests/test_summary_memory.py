@@ -16,6 +16,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, System
 from langchain_core.prompts import PromptTemplate
 from psycopg2.extensions import connection as Connection
 
+import pgmemory.history as history_room
 from pgmemory import BufferMemory, ConversationStore, PostgresChatMessageHistory, SummaryError, SummaryMemory
 
 MARKER = re.compile(r"\bm\d+[ha]\b")
@@ -407,3 +408,19 @@ def test_a_fold_between_two_pages_of_a_load_shows_no_message_twice(
     shown = memory_of(store, perfect_model(), max_token_limit=10, token_counter=len).buffer
     assert len(pages) > 1
     assert sorted(markers(shown)) == sorted(f"m{number}{who}" for number in range(6) for who in "ha")
+
+
+def test_a_save_that_folds_nothing_makes_no_messages_of_what_it_reads(
+    store: ConversationStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[object] = []
+    to_message = history_room.to_message
+    monkeypatch.setattr(history_room, "to_message", lambda stored: made.append(stored) or to_message(stored))
+    memory = SummaryMemory(session_id="s", store=store, llm=scripted("a summary"), max_token_limit=200)
+    for number in range(5):
+        memory.save_context({"input": f"question {number}"}, {"output": "answer"})
+    assert made == []
+    assert len(memory.buffer_as_messages) == 10
+    assert len(made) == 10
+    memory.save_context({"input": "question " * 100}, {"output": "answer " * 100})
+    assert isinstance(memory.buffer_as_messages[0], SystemMessage), "now it folds"
