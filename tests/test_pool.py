@@ -28,6 +28,7 @@ from pools import (
     sessions,
     states,
 )
+from psycopg2.extensions import make_dsn
 from waiting import wait_until
 
 import pgmemory.pool.connections
@@ -306,6 +307,20 @@ def test_a_dead_idle_connection_is_noticed_before_use(
     assert len(our_warnings(caplog)) == 1
     stats = database.stats()
     assert stats is not None and (stats.opened, stats.lost, stats.connections) == (3, 2, 1)
+    database.close()
+
+
+def test_a_connection_that_the_server_ended_for_lying_idle_is_replaced(
+    server_dsn: str, admin: Connection, application: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    if admin.server_version < 140000:
+        pytest.skip("idle_session_timeout came with PostgreSQL 14")
+    database = Database(make_dsn(server_dsn, options="-c idle_session_timeout=500ms"), application_name=application)
+    database.execute("select 1")
+    wait_until(lambda: sessions(admin, application) == 0, "the server ends the session")
+    assert database.execute("select 1") == [(1,)]
+    (warning,) = our_warnings(caplog)
+    assert "lost 1 idle connection to" in warning
     database.close()
 
 
