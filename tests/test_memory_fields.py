@@ -428,3 +428,10 @@ def test_no_dump_or_text_of_a_memory_shows_the_password(server_dsn: str) -> None
 
 def _dsn_of(store: ConversationStore) -> str:
     return store._database._source._pool._dsn  # type: ignore[no-any-return]
+
+
+def test_a_single_message_where_a_list_belongs_is_refused_by_every_memory(store: ConversationStore) -> None:
+    for memory in every_memory(store):
+        with pytest.raises(ConfigurationError, match="give a list of messages, not a single HumanMessage"):
+            memory.save_messages(HumanMessage("q"))  # type: ignore[arg-type]
+    assert stored(store) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import os
 import pickle
@@ -926,6 +927,35 @@ def test_closing_ends_the_sessions_and_later_use_says_that_the_store_is_closed(
         with pytest.raises(PoolClosedError, match="closed"):
             use()
     assert contents(store, key) == said(turn(1))
+
+
+def test_closing_waits_for_calls_that_run_and_for_those_in_line(
+    server_dsn: str, store: ConversationStore, admin: Connection
+) -> None:
+    """Two asynchronous saves over one connection: the first waits for a lock, the second for the first."""
+    other = ConversationStore(server_dsn, schema=store.schema, application_name=store.schema, max_connections=1)
+    key = other.key("s")
+    write(other, key, turn(0))
+    locker = psycopg2.connect(server_dsn)
+    ask(locker, "select 1 from {schema}.conversations for update", store.schema)
+    waiting = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and application_name = %(name)s"
+
+    async def save_both() -> None:
+        await asyncio.gather(*(other.run_in_worker(write, other, key, turn(number)) for number in (1, 2)))
+
+    with ThreadPoolExecutor(2) as executor, closing(locker):
+        saving = executor.submit(asyncio.run, save_both())
+        wait_until(lambda: ask(admin, waiting, name=store.schema) == [(1,)], "the first save waits for the row")
+        wait_until(lambda: len(other._workers._calls) == 2, "the second save stands in line")
+        ending = executor.submit(other.close, PATIENCE_SECONDS)
+        wait_until(lambda: other._workers._executor is None, "the store is closing")
+        assert not ending.done()
+        locker.rollback()
+        saving.result(PATIENCE_SECONDS)
+        ending.result(PATIENCE_SECONDS)
+    assert contents(store, key) == said(turn(0), turn(1), turn(2))
+    with pytest.raises(PoolClosedError):
+        other.read_all(key)
 
 
 def test_a_store_closes_also_when_its_block_ends_with_an_error(server_dsn: str, store: ConversationStore) -> None:

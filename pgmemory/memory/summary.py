@@ -138,7 +138,7 @@ class SummaryMemory(TokenLimitMemory):
 
     def _append_turn(self, messages: list[BaseMessage]) -> Window | None:
         """Store a turn; return what no summary covers, or None if nothing was stored."""
-        if messages:
+        if as_list(messages):
             with self._handling_save_errors(), self.chat_memory.saving(messages, self.idempotency_key) as write_id:
                 return self._store.append_and_read_unsummarized(
                     self.chat_memory.key,
