@@ -185,7 +185,9 @@ class ConversationStore:
             max_messages: Prune oldest whole turns above this many messages, in the same transaction.
 
         Raises:
-            StoreError: Nothing was written.
+            StoreUnavailableError: The database could not be reached, or the answer was lost each time: it may have been
+                written, which another call with the same `write_id` settles.
+            StoreError: The database refused; nothing was written.
         """
         statements = queries.APPEND if max_messages is None else queries.APPEND + queries.PRUNE
         parameters = append_parameters(
