@@ -106,8 +106,10 @@ cut as materialized (
         (select min(message_index) from newest where role = 'human' and rank <= %(max_messages)s - system.messages),
         (select message_index from {schema}.conversation_messages
          where conversation_id = %(id)s and role = 'human' order by message_index desc limit 1),
+        -- Without turns; not among the newest alone, which may all be system messages.
         (select min(message_index) from (
-            select message_index from newest where role <> 'system'
+            select message_index from {schema}.conversation_messages
+            where conversation_id = %(id)s and role <> 'system'
             order by message_index desc limit greatest(%(max_messages)s - system.messages, 1)) n)
     ) as message_index
     from system

@@ -23,7 +23,7 @@ from typing import Any
 
 import psycopg2
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from psycopg2 import sql
 from psycopg2.extensions import connection as Connection
@@ -444,6 +444,8 @@ def test_any_sequence_of_writes_repetitions_clearings_and_summaries_leaves_what_
     store: ConversationStore,
 ) -> None:
     @settings(max_examples=120)
+    @example([("append", ["ai", "ai", "system", "system"], 1, False)])  # the newest are all kept system messages
+    @example([("append", ["ai", "system", "ai", "system", "system"], 3, False)])
     @given(operations)
     def campaign(operations: list[tuple[Any, ...]]) -> None:
         name = uuid.uuid4()
