@@ -79,4 +79,30 @@ join "pgmemory".conversation_messages m on m.conversation_id = c.id;
 
 insert into "pgmemory".schema_migrations (version, name, needs_version) values (1, 'initial', 1);
 
+-- A held conversation is never pruned, cleared, shortened, erased or edited.
+alter table "pgmemory".conversations
+    add column held_at     timestamptz,   -- null unless it is held
+    add column hold_reason text,
+    add column key_id      uuid;          -- of the key that its content is encrypted with; null for clear text
+
+-- The key of an encrypted conversation, itself encrypted under a master key that the application keeps. Without this
+-- row the conversation cannot be read again.
+create table "pgmemory".conversation_keys (
+    conversation_id  uuid        primary key references "pgmemory".conversations (id) on delete cascade,
+    key_id           uuid        not null,
+    tenant_id        text        not null,
+    wrapped_key      bytea       not null,
+    master_key_name  text        not null,
+    created_at       timestamptz not null default clock_timestamp()
+);
+
+-- Which tenant a database role may see, where row-level security goes by role.
+create table "pgmemory".tenant_roles (
+    role_name  name  primary key,
+    tenant_id  text  not null check (tenant_id <> '')
+);
+
+
+insert into "pgmemory".schema_migrations (version, name, needs_version) values (2, 'operations', 1);
+
 commit;

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pgmemory.embedded import LocalServerError
     from pgmemory.errors import (
         ConfigurationError,
+        ConversationHeldError,
         MessageNotStorableError,
         PgMemoryError,
         SchemaError,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "BufferMemory": "memory.buffer",
     "ConfigurationError": "errors",
+    "ConversationHeldError": "errors",
     "ConversationRecord": "models",
     "ConversationStore": "store",
     "LocalServerError": "embedded",
@@ -62,6 +64,7 @@ _MODULES = {
 __all__ = [
     "BufferMemory",
     "ConfigurationError",
+    "ConversationHeldError",
     "ConversationRecord",
     "ConversationStore",
     "LocalServerError",

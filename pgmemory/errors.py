@@ -2,6 +2,7 @@
 
     PgMemoryError
     ├── ConfigurationError       an argument or an environment variable is wrong (also a ValueError)
+    ├── ConversationHeldError    the conversation is held: nothing of it is deleted or changed
     ├── MessageNotStorableError  a message holds a value with no JSON form (also a ValueError)
     ├── SchemaError              the database's schema is missing, too old or too new
     ├── SummaryError             the language model gave no summary
@@ -76,6 +77,10 @@ class MessageNotStorableError(PgMemoryError, ValueError):
 
     def __str__(self) -> str:
         return f"cannot store {self.path}: {self.reason}"
+
+
+class ConversationHeldError(PgMemoryError):
+    """A conversation is held, so nothing of it is deleted or changed: the text names it and the reason."""
 
 
 class SchemaError(PgMemoryError):

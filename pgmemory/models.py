@@ -138,7 +138,10 @@ class ConversationRecord:
         message_count: How many messages it holds now.
         next_message_index: The number that its next message gets.
         summarized_through: Index of the last message that a summary covers or a clearing removed; -1 if none.
-        time_to_live: How long the application means to keep it after its last turn, or None for ever.
+        time_to_live: How long after its last turn pruning removes it, or None.
+        held_at: Since when it is held, so that nothing of it is deleted or changed (aware), or None.
+        hold_reason: Why, or None.
+        is_encrypted: Whether new messages are encrypted.
     """
 
     session_id: str
@@ -151,6 +154,9 @@ class ConversationRecord:
     next_message_index: int
     summarized_through: int
     time_to_live: timedelta | None
+    held_at: datetime | None
+    hold_reason: str | None
+    is_encrypted: bool
 
 
 @dataclass(frozen=True, slots=True)

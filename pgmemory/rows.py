@@ -7,8 +7,8 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from pgmemory import queries
 from pgmemory.models import ConversationKey, ConversationRecord, StoredMessage, StoredSummary, Window
+from pgmemory.queries import windows
 
 
 def names_of(key: ConversationKey) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def append_parameters(
     max_messages: int | None = None,
     keeps_summary: bool = False,
 ) -> dict[str, Any]:
-    """Return the parameters of `queries.APPEND` and `queries.PRUNE`."""
+    """Return the parameters of `queries.log.APPEND` and `PRUNE`."""
     return names_of(key) | {
         "message_count": len(messages),
         "keeps_summary": keeps_summary,
@@ -58,11 +58,11 @@ def to_window(rows: Sequence[Sequence[Any]]) -> Window:
     for part, done, *columns in rows:
         message = to_message(columns)
         complete = complete and not done
-        if part == queries.PART_PREAMBLE:
+        if part == windows.PART_PREAMBLE:
             system.append(message)
-        elif part == queries.PART_WINDOW:
+        elif part == windows.PART_WINDOW:
             messages.append(message)
-        elif part == queries.PART_SUMMARY:
+        elif part == windows.PART_SUMMARY:
             summary = StoredSummary(message.content, columns[-2], columns[-1])
         else:
             state = message.content
@@ -70,6 +70,6 @@ def to_window(rows: Sequence[Sequence[Any]]) -> Window:
 
 
 def to_conversation(row: Sequence[Any]) -> ConversationRecord:
-    """Return the conversation in a row of `queries.READ_CONVERSATIONS`."""
+    """Return the conversation in a row of `queries.conversations.READ_CONVERSATIONS`."""
     session_id, user, tenant, metadata, *others = row
     return ConversationRecord(session_id, user, tenant, json.loads(metadata), *others)

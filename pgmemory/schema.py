@@ -15,7 +15,7 @@ from typing import Any
 
 from pgmemory.errors import SchemaError
 from pgmemory.pool import Database, Execute, StoreError
-from pgmemory.queries import quoted
+from pgmemory.queries.parts import quoted
 
 DEFAULT_NAME = "pgmemory"
 # How long setup() waits for locks that others hold on the tables before it gives up, in milliseconds.
@@ -245,5 +245,5 @@ def _record(migration: Migration) -> str:
 
 
 def _in_schema(statement: str, schema: str) -> str:
-    # Unlike queries.in_schema this is for statements that are sent without parameters: a `%` stands for itself.
+    # Unlike queries.parts.in_schema this is for statements that are sent without parameters: a `%` stands for itself.
     return statement.replace("{schema}", quoted(schema))

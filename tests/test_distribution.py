@@ -9,16 +9,18 @@ from typing import Any
 import pytest
 from psycopg2.extensions import connection as Connection
 
-from pgmemory import ConversationStore, queries, schema
+from pgmemory import ConversationStore, schema
 from pgmemory.models import StoredMessage
+from pgmemory.queries import conversations, log, parts, windows
 
 # Each distributed table and the column that its rows are distributed by; what is left stays on one node.
 DISTRIBUTED_BY = {
     "conversations": "id",
     "conversation_messages": "conversation_id",
     "conversation_summaries": "conversation_id",
+    "conversation_keys": "conversation_id",
 }
-LOCAL = {"schema_migrations"}
+LOCAL = {"schema_migrations", "tenant_roles"}
 
 # Look like functions, but are part of the language and as immutable as what they are given.
 _GRAMMAR = {"greatest", "least", "coalesce", "nullif", "case", "when", "then", "else", "and", "or", "not", "in"}
@@ -27,7 +29,12 @@ _CLOCKS = {"current_timestamp", "current_date", "current_time", "localtimestamp"
 # Go to every node; the others go to the one that holds their conversation.
 ABOUT_SEVERAL = {"READ_CONVERSATIONS", "CLEAR_WITH_AGENTS"}
 
-STATEMENTS = {name: text for name, text in vars(queries).items() if name.isupper() and isinstance(text, str)}
+STATEMENTS = {
+    name: text
+    for module in (conversations, log, windows)
+    for name, text in vars(module).items()
+    if name.isupper() and isinstance(text, str) and name not in vars(parts)
+}
 
 
 def rows_of(admin: Connection, query: str, schema: str) -> list[tuple[Any, ...]]:

@@ -148,7 +148,7 @@ def sql_faults(path: str, source: str) -> list[str]:
             continue
         for match in _STATEMENT.finditer(node.value):
             if match["verb"].islower() or match["verb"].isupper():  # prose begins with a capital
-                faults.append(f"{path}:{node.lineno}: SQL belongs in queries.py: {node.value.strip()[:40]!r}")
+                faults.append(f"{path}:{node.lineno}: SQL belongs in queries: {node.value.strip()[:40]!r}")
     return faults
 
 

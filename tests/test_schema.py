@@ -310,7 +310,7 @@ def test_without_a_schema_every_operation_names_the_command_that_makes_it(
 
 def test_every_public_operation_of_the_store_is_tried_without_a_schema() -> None:
     no_io_or_no_table = {"embedded", "setup", "schema_status", "key", "run_in_worker", "pool_stats", "close"}
-    public = {name for name in vars(ConversationStore) if not name.startswith("_")} - no_io_or_no_table
+    public = {name for name in dir(ConversationStore) if not name.startswith("_")} - no_io_or_no_table
     tried = {name.split(" ")[0] for name in OPERATIONS} | {"append_and_read_unsummarized"}
     assert public <= tried
 

@@ -69,7 +69,7 @@ def test_rows_are_those_that_were_written_or_read(server_dsn: str, store: Conver
         ("read_all", 6),
         ("list_conversations", 1),
         ("read_last_turns", 4),
-        ("clear", 6),
+        ("clear", 0),
     ]
 
 

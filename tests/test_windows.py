@@ -44,9 +44,9 @@ from pgmemory import (
     RelevantTurnMemory,
     SummaryMemory,
     TokenWindowMemory,
-    queries,
 )
 from pgmemory.keywords import KeywordRule
+from pgmemory.queries.parts import governed
 
 # One schema serves all examples of a test; each example has a session of its own.
 over_a_database = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -444,7 +444,7 @@ def test_the_planner_settings_of_a_read_end_with_it(counted_store: Any, counting
         assert cursor.fetchone() == ("on", "on")
     connection.rollback()
     counting_pool.putconn(connection)
-    assert "enable_seqscan" in queries.governed("", 1)
+    assert "enable_seqscan" in governed("", 1)
 
 
 def test_a_preamble_without_turns_counts_against_the_limit(store: ConversationStore) -> None:

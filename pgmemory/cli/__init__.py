@@ -1,0 +1,11 @@
+"""The `pgmemory` command: thin, one function a command, over `ConversationStore`. Starts without LangChain.
+
+Exit codes: 0 done, 1 failed (one line on standard error), 2 wrong usage. No password is ever printed.
+"""
+
+from __future__ import annotations
+
+from pgmemory.cli import setup  # noqa: F401  # registers its commands
+from pgmemory.cli.app import main
+
+__all__ = ["main"]

