@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pgmemory.memory.relevant_turn import RelevantTurnMemory
     from pgmemory.memory.summary import SummaryMemory
     from pgmemory.memory.token_window import TokenWindowMemory
-    from pgmemory.models import ConversationRecord, Operation, PoolStats, StoredMessage
+    from pgmemory.models import ConversationRecord, Erased, Operation, PoolStats, Pruned, StoredMessage
     from pgmemory.pool import PoolClosedError, PoolTimeoutError, StoreError, StoreUnavailableError
     from pgmemory.store import ConversationStore
 
@@ -38,6 +38,7 @@ _MODULES = {
     "ConversationHeldError": "errors",
     "ConversationRecord": "models",
     "ConversationStore": "store",
+    "Erased": "models",
     "LocalServerError": "embedded",
     "MessageNotStorableError": "errors",
     "Operation": "models",
@@ -47,6 +48,7 @@ _MODULES = {
     "PoolTimeoutError": "pool",
     "PostgresChatMemory": "memory.base",
     "PostgresChatMessageHistory": "history",
+    "Pruned": "models",
     "RelevantTurnMemory": "memory.relevant_turn",
     "SchemaError": "errors",
     "StoreError": "pool",
@@ -67,6 +69,7 @@ __all__ = [
     "ConversationHeldError",
     "ConversationRecord",
     "ConversationStore",
+    "Erased",
     "LocalServerError",
     "MessageNotStorableError",
     "Operation",
@@ -76,6 +79,7 @@ __all__ = [
     "PoolTimeoutError",
     "PostgresChatMemory",
     "PostgresChatMessageHistory",
+    "Pruned",
     "RelevantTurnMemory",
     "SchemaError",
     "StoreError",

@@ -7,12 +7,14 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from langchain_core.chat_history import BaseChatMessageHistory
 from langchain_core.messages import BaseMessage
 
+from pgmemory import edits
 from pgmemory.errors import ConfigurationError, MessageNotStorableError, PgMemoryError, SchemaError, UnsavedTurn
-from pgmemory.models import StoredMessage, StoredSummary, Window
+from pgmemory.models import AFTER_ALL, StoredMessage, StoredSummary, Window
 from pgmemory.names import text_id
 from pgmemory.pool import StoreError
 from pgmemory.serialization import to_message, to_stored
@@ -124,6 +126,87 @@ class PostgresChatMessageHistory(BaseChatMessageHistory):
     def clear_with_agents(self) -> None:
         """Clear this conversation and the logs that agents keep beside it, in one transaction."""
         self.store.clear_with_agents(self.key)
+
+    def delete_messages(self, which: Sequence[int | str]) -> list[int]:
+        """Delete messages, each with what stands and falls with it.
+
+        A human message goes with its turn, a tool call with its results, a result with its call. Summaries that cover
+        what is deleted are dropped with it, and what is left of what they covered is summarised again. One transaction.
+
+        Args:
+            which: Numbers of messages in the log (`StoredMessage.message_index`), or the ids that messages bear; those
+                that are not there are passed over.
+
+        Returns:
+            The numbers of the messages that were deleted, ascending.
+
+        Raises:
+            ConversationHeldError: The conversation is held; nothing was deleted.
+            StoreError: The database refused, and nothing was deleted, or could not be reached.
+        """
+        return self._delete(which, whole_turns=False)
+
+    def delete_turns(self, which: Sequence[int | str]) -> list[int]:
+        """Delete the turns in which messages stand; else as `delete_messages`. Nothing of the preamble is deleted."""
+        return self._delete(which, whole_turns=True)
+
+    def delete_last_turn(self) -> list[int]:
+        """Delete the newest turn; else as `delete_messages`."""
+        return list(self.store.edit_turns(self.key, [AFTER_ALL - 1], edits.last_turn).deleted)
+
+    def replace_message(self, which: int | str, message: BaseMessage | str) -> None:
+        """Put a message in another's place; its number, its time and the id of its write stay.
+
+        Args:
+            which: The other's number in the log, or the id that it bears.
+            message: Of the same role, and with the same tool calls, or the answer to the same call; or a text, which
+                becomes the other's content, with all else of it as it was.
+
+        Raises:
+            ConfigurationError: There is no such message, or the new one would tear apart what belongs together.
+            MessageNotStorableError: The new one holds a value without a JSON form; nothing was changed.
+            ConversationHeldError: The conversation is held; nothing was changed.
+            StoreError: The database refused, and nothing was changed, or could not be reached.
+        """
+        index = self._number(which)
+        self.store.edit_turns(self.key, [index], lambda stored: edits.replacement(stored, index, message))
+
+    def replace_turn(self, which: int | str, messages: Sequence[BaseMessage]) -> None:
+        """Put other messages in the place of a turn's; those that follow move up if they are more.
+
+        Args:
+            which: The number in the log, or the id, of one of the turn's messages.
+            messages: The new turn, oldest first: a human message and no other one.
+
+        Raises:
+            ConfigurationError: There is no such turn, or `messages` are none; else as `replace_message`.
+        """
+        said = as_list(messages)
+        index = self._number(which)
+        self.store.edit_turns(self.key, [index], lambda stored: edits.turn_replacement(stored, index, said))
+
+    def _delete(self, which: Sequence[int | str], *, whole_turns: bool) -> list[int]:
+        indexes = self._numbers(which)
+        if not indexes:
+            return []
+        decide = partial(edits.deletion, indexes=indexes, whole_turns=whole_turns)
+        return list(self.store.edit_turns(self.key, indexes, decide).deleted)
+
+    def _numbers(self, which: Sequence[int | str]) -> list[int]:
+        """Return the numbers of messages; for ids the whole log is read."""
+        if isinstance(which, str) or not all(type(one) in (int, str) for one in which):
+            raise ConfigurationError("give a list of messages' numbers or ids")
+        numbers = {one for one in which if isinstance(one, int)}
+        if ids := {one for one in which if isinstance(one, str)}:
+            logged = (to_logged(stored) for stored in self.store.read_all(self.key))
+            numbers |= {one.message_index for one in logged if one.message.id in ids}
+        return sorted(number for number in numbers if 0 <= number < AFTER_ALL)
+
+    def _number(self, which: int | str) -> int:
+        numbers = self._numbers([which])
+        if len(numbers) != 1:
+            raise ConfigurationError(f"session {self.session_id!r} has {len(numbers)} messages {which!r}, not one")
+        return numbers[0]
 
     def for_agent(self, name: str) -> PostgresChatMessageHistory:
         """Return the history of the log that one of several agents keeps for itself beside this conversation. No I/O.

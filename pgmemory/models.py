@@ -125,6 +125,23 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
+class Edit:
+    """A change of messages that were stored.
+
+    Attributes:
+        deleted: The numbers of messages that go, ascending.
+        put: Messages, with their numbers, that take the place of those of these numbers, or are new.
+        moved_from: From this number on what follows moves up, to make room for new ones.
+        moved_by: By how much.
+    """
+
+    deleted: tuple[int, ...] = ()
+    put: tuple[StoredMessage, ...] = ()
+    moved_from: int = AFTER_ALL
+    moved_by: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ConversationRecord:
     """A conversation as its row holds it.
 
@@ -157,6 +174,51 @@ class ConversationRecord:
     held_at: datetime | None
     hold_reason: str | None
     is_encrypted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """What pruning has deleted, or would delete.
+
+    Attributes:
+        conversations: Whole conversations.
+        messages: Messages in them.
+        summaries: Summaries of them.
+        held: Conversations that are idle too, but held, and so are kept.
+    """
+
+    conversations: int
+    messages: int
+    summaries: int
+    held: int
+
+
+@dataclass(frozen=True, slots=True)
+class ErasedConversation:
+    """One conversation that is gone, and how much it held."""
+
+    session_id: str
+    messages: int
+    summaries: int
+
+
+@dataclass(frozen=True, slots=True)
+class Erased:
+    """The receipt of an erasure.
+
+    Attributes:
+        tenant_id: The tenant, or ''.
+        user_id: The user, or ''.
+        session_id: The one conversation that was to be erased, or None for all of the user's.
+        conversations: What was erased, agents' logs among them.
+        held: Session ids of those that are held, and so were kept.
+    """
+
+    tenant_id: str
+    user_id: str
+    session_id: str | None
+    conversations: tuple[ErasedConversation, ...]
+    held: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,12 @@
-"""Names that applications give, checked: of a PostgreSQL schema, a tenant, a user, a session.
+"""Names and spans of time that applications give, checked: of a PostgreSQL schema, a tenant, a user, a session.
 
-Every function raises ConfigurationError for a name that cannot be kept; the text says which argument it was.
+Every function raises ConfigurationError for a value that cannot be kept; the text says which argument it was.
 """
 
 from __future__ import annotations
 
 import uuid
+from datetime import timedelta
 from typing import Any
 
 from pgmemory.errors import ConfigurationError
@@ -55,3 +56,14 @@ def indexed_id(field: str, value: Any) -> str:
             f"{field} must not be longer than {_MAX_INDEXED_BYTES} bytes; this one has {len(text.encode())}"
         )
     return text
+
+
+def check_span(field: str, span: Any) -> timedelta | None:
+    """Return a span of time above zero, or None for none."""
+    if span is None:
+        return None
+    if not isinstance(span, timedelta):
+        raise ConfigurationError(f"{field} must be a datetime.timedelta or None, not {type(span).__name__}")
+    if span <= timedelta(0):
+        raise ConfigurationError(f"{field} must be above zero, not {span}")
+    return span

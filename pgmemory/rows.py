@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
-from pgmemory.models import ConversationKey, ConversationRecord, StoredMessage, StoredSummary, Window
+from pgmemory.models import ConversationKey, ConversationRecord, Edit, StoredMessage, StoredSummary, Window
 from pgmemory.queries import windows
 
 
@@ -25,11 +26,13 @@ def append_parameters(
     judged_by: str | None = None,
     max_messages: int | None = None,
     keeps_summary: bool = False,
+    time_to_live: timedelta | None = None,
 ) -> dict[str, Any]:
     """Return the parameters of `queries.log.APPEND` and `PRUNE`."""
     return names_of(key) | {
         "message_count": len(messages),
         "keeps_summary": keeps_summary,
+        "time_to_live": time_to_live,
         "write_id": str(write_id),
         "tags": None if tags is None else list(tags),
         "judged_by": judged_by,
@@ -40,6 +43,27 @@ def append_parameters(
         "extras": [message.extra for message in messages],
         "token_counts": [message.token_count for message in messages],
         "token_encodings": [message.token_encoding for message in messages],
+    }
+
+
+def edit_parameters(key: ConversationKey, edit: Edit, turns: Sequence[StoredMessage]) -> dict[str, Any]:
+    """Return the parameters of `queries.editing.APPLY_EDIT` for an edit of these turns."""
+    changed = [*edit.deleted, *(message.message_index for message in edit.put if message.message_index is not None)]
+    return {
+        "id": str(key.id),
+        "tenant_id": key.tenant_id,
+        "deleted": list(edit.deleted),
+        "moved_from": edit.moved_from,
+        "moved_by": edit.moved_by,
+        "first": turns[0].message_index,
+        "last": turns[-1].message_index,
+        "edited_from": min(changed),
+        "indexes": [message.message_index for message in edit.put],
+        "roles": [message.role for message in edit.put],
+        "contents": [message.content for message in edit.put],
+        "additional_kwargs": [message.additional_kwargs for message in edit.put],
+        "extras": [message.extra for message in edit.put],
+        "times": [message.created_at for message in edit.put],
     }
 
 

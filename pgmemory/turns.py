@@ -94,6 +94,18 @@ def shown_preamble(messages: Sequence[LoggedMessage]) -> list[LoggedMessage]:
     return shown([logged for logged in messages if not _is_mute(logged.message)])
 
 
+def exchange_around(messages: Sequence[LoggedMessage], position: int) -> list[LoggedMessage]:
+    """Return what stands and falls with one message of a turn: a tool call and its results; else that message alone."""
+    start = position
+    while start > 0 and _is_result(messages[start]):
+        start -= 1
+    caller = messages[start].message
+    results = list(takewhile(_is_result, messages[start + 1 :]))
+    if not isinstance(caller, AIMessage) or not _calls(caller) or position > start + len(results):
+        return [messages[position]]
+    return [messages[start], *results]
+
+
 def is_preamble_system(logged: LoggedMessage) -> bool:
     """Tell whether a message of the preamble is one that every window keeps."""
     return isinstance(logged.message, SystemMessage)
@@ -126,6 +138,15 @@ def _is_mute(message: BaseMessage) -> bool:
 _Call = tuple[str, str | None]  # ("id", …), or ("name", …) for the older function call
 
 
+def bonds_of(message: BaseMessage) -> list[_Call]:
+    """Return what ties a message to others: a mark for each tool call that it makes, or for the one that it answers."""
+    if isinstance(message, AIMessage):
+        return _calls(message)
+    if isinstance(message, ToolMessage):
+        return [("id", message.tool_call_id)]
+    return [("name", message.name)] if isinstance(message, FunctionMessage) else []
+
+
 def _calls(message: AIMessage) -> list[_Call]:
     """Return what the result of each of a message's calls must bear."""
     calls: list[_Call] = []
@@ -149,8 +170,7 @@ def _answers(calls: list[_Call], results: list[LoggedMessage]) -> list[LoggedMes
         return None
     answers = []
     for result in results:
-        message = result.message
-        call = ("id", message.tool_call_id) if isinstance(message, ToolMessage) else ("name", message.name)
+        [call] = bonds_of(result.message)
         if call in waiting:
             waiting.remove(call)
             answers.append(result)

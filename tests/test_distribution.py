@@ -104,7 +104,11 @@ def test_foreign_keys_lead_from_distribution_column_to_distribution_column(
         """,
         store.schema,
     )
-    assert {own for own, _, _ in foreign_keys} == {"conversation_messages", "conversation_summaries"}
+    assert {own for own, _, _ in foreign_keys} == {
+        "conversation_messages",
+        "conversation_summaries",
+        "conversation_keys",
+    }
     for own, other, pairs in foreign_keys:
         assert [DISTRIBUTED_BY[own], DISTRIBUTED_BY[other]] in pairs, (own, other)
 

@@ -35,6 +35,7 @@ FLOORS = {
     "pool": 2,
     "rows": 2,
     "said": 3,
+    "edits": 3,
     "serialization": 2,
     "_compat": 1,
     "_version": 1,
@@ -51,7 +52,7 @@ FLOORS = {
 DRIVER_ROOM = "pool"
 SQL_ROOMS = {"queries", "schema"}
 LANGCHAIN_LINE_ROOM = "_compat"
-LANGCHAIN_CORE_ROOMS = {"_compat", "formats", "history", "memory", "said", "serialization", "turns"}
+LANGCHAIN_CORE_ROOMS = {"_compat", "edits", "formats", "history", "memory", "said", "serialization", "turns"}
 LANGCHAIN_LINES = ("langchain", "langchain_classic", "langchain_community")
 
 _STATEMENT = re.compile(

@@ -202,7 +202,14 @@ def test_the_rendered_schema_is_the_one_that_setup_makes(
         assert store.setup() == []
         use_everything(store)
     tables = {line.split(" | ")[1] for line in by_setup if line.startswith("relation") and " | r | " in line}
-    assert tables == {"conversations", "conversation_messages", "conversation_summaries", "schema_migrations"}
+    assert tables == {
+        "conversations",
+        "conversation_messages",
+        "conversation_summaries",
+        "conversation_keys",
+        "tenant_roles",
+        "schema_migrations",
+    }
 
 
 def test_the_catalog_comparison_sees_every_kind_of_difference(store: ConversationStore, admin: Connection) -> None:
@@ -292,6 +299,13 @@ OPERATIONS: dict[str, Callable[[ConversationStore, ConversationKey], object]] = 
     "get_conversation": lambda store, key: store.get_conversation("session"),
     "get_metadata": lambda store, key: store.get_metadata("session"),
     "set_metadata": lambda store, key: store.set_metadata("session", {}),
+    "hold": lambda store, key: store.hold("session"),
+    "release": lambda store, key: store.release("session"),
+    "set_time_to_live": lambda store, key: store.set_time_to_live("session", None),
+    "prune": lambda store, key: store.prune(),
+    "erase_conversation": lambda store, key: store.erase_conversation("session"),
+    "erase_user": lambda store, key: store.erase_user("user"),
+    "edit_turns": lambda store, key: store.edit_turns(key, [0], lambda turns: Edit()),
 }
 
 

@@ -9,13 +9,15 @@ APPEND = (
     + """
 with conversation as (
     insert into {schema}.conversations as c
-        (id, tenant_id, user_id, session_id, next_message_index, keeps_summary, updated_at)
+        (id, tenant_id, user_id, session_id, next_message_index, keeps_summary, updated_at, time_to_live)
     values
-        (%(id)s, %(tenant_id)s, %(user_id)s, %(session_id)s, %(message_count)s, %(keeps_summary)s, clock_timestamp())
+        (%(id)s, %(tenant_id)s, %(user_id)s, %(session_id)s, %(message_count)s, %(keeps_summary)s, clock_timestamp(),
+         %(time_to_live)s::interval)
     on conflict (id) do update set
         next_message_index = c.next_message_index + excluded.next_message_index,
         keeps_summary = c.keeps_summary or excluded.keeps_summary,
-        updated_at = greatest(c.updated_at, excluded.updated_at)
+        updated_at = greatest(c.updated_at, excluded.updated_at),
+        time_to_live = coalesce(c.time_to_live, excluded.time_to_live)
     returning next_message_index - %(message_count)s as first_index
 )
 insert into {schema}.conversation_messages

@@ -7,10 +7,12 @@ one round trip and one transaction unless it says otherwise, and may be called f
 from __future__ import annotations
 
 from pgmemory.store.conversations import ConversationOperations
+from pgmemory.store.editing import EditingOperations
 from pgmemory.store.log import LogOperations
+from pgmemory.store.retention import RetentionOperations
 
 
-class ConversationStore(LogOperations, ConversationOperations):
+class ConversationStore(LogOperations, ConversationOperations, RetentionOperations, EditingOperations):
     """All conversations of one tenant, in one PostgreSQL schema.
 
     Make one per process and share it: every history and memory may use it at once, from any thread. Building it does
@@ -23,6 +25,8 @@ class ConversationStore(LogOperations, ConversationOperations):
             used and never closed.
         schema: Name of the PostgreSQL schema that holds the tables; any name.
         tenant_id: Tenant whose conversations these are; another tenant's are out of reach. None for no tenants.
+        time_to_live: How long after their last turn `prune` removes this store's conversations: each that it writes to
+            and that has no time of its own. None for ever.
         min_connections: Connections that are kept open once they were needed.
         max_connections: Connections that are never passed.
         timeout_seconds: How long to wait for a free connection before PoolTimeoutError.

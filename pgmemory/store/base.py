@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
@@ -16,7 +17,7 @@ from pgmemory import schema
 from pgmemory.embedded import LocalServer
 from pgmemory.errors import ConfigurationError, ConversationHeldError, SchemaError
 from pgmemory.models import ConversationKey, Operation, PoolStats
-from pgmemory.names import indexed_id, schema_name, text_id
+from pgmemory.names import check_span, indexed_id, schema_name, text_id
 from pgmemory.pool import Database, Execute, StoreError
 from pgmemory.queries.parts import governed, in_schema
 from pgmemory.workers import Workers
@@ -39,6 +40,7 @@ class StoreBase:
         *,
         schema: str = "pgmemory",
         tenant_id: str | int | uuid.UUID | None = None,
+        time_to_live: timedelta | None = None,
         min_connections: int = 1,
         max_connections: int = 10,
         timeout_seconds: float = 30.0,
@@ -49,6 +51,7 @@ class StoreBase:
     ) -> None:
         self.schema = schema_name(schema)
         self.tenant_id = "" if tenant_id is None else indexed_id("tenant_id", tenant_id)
+        self.time_to_live = check_span("time_to_live", time_to_live)
         self._database = Database(
             source,
             min_connections=min_connections,

@@ -48,7 +48,13 @@ class LogOperations(StoreBase):
         """
         statements = log.APPEND if max_messages is None else log.APPEND + log.PRUNE
         parameters = append_parameters(
-            self._own(key), messages, write_id, tags=tags, judged_by=judged_by, max_messages=max_messages
+            self._own(key),
+            messages,
+            write_id,
+            tags=tags,
+            judged_by=judged_by,
+            max_messages=max_messages,
+            time_to_live=self.time_to_live,
         )
         with _written_once(key):
             self._execute("append", statements, parameters)
@@ -69,7 +75,12 @@ class LogOperations(StoreBase):
         """
         statements = log.APPEND if max_messages is None else log.APPEND + log.PRUNE
         parameters = append_parameters(
-            self._own(key), messages, write_id, max_messages=max_messages, keeps_summary=True
+            self._own(key),
+            messages,
+            write_id,
+            max_messages=max_messages,
+            keeps_summary=True,
+            time_to_live=self.time_to_live,
         )
         parameters |= {"budget": budget, "encoding": encoding}
         with _written_once(key):

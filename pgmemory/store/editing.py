@@ -1,0 +1,52 @@
+"""Editing a log: deleting and replacing what was stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from pgmemory.models import ConversationKey, Edit, StoredMessage
+from pgmemory.pool import Execute
+from pgmemory.queries import editing
+from pgmemory.rows import edit_parameters, to_message
+from pgmemory.store.base import StoreBase, refuse_held
+
+
+class EditingOperations(StoreBase):
+    """What changes messages that were stored."""
+
+    def edit_turns(
+        self, key: ConversationKey, indexes: Sequence[int], decide: Callable[[list[StoredMessage]], Edit]
+    ) -> Edit:
+        """Edit the turns in which messages stand, in one transaction that keeps writers of this conversation waiting.
+
+        Windows, summaries, verdicts of keywords and write ids stay right: a summary that covers what is edited is
+        dropped, so that what it covered and is still there is summarised again; verdicts on the turns are made anew
+        when they are loaded; a write is still known while any of its messages is there. Four round trips.
+
+        Args:
+            key: The conversation.
+            indexes: The messages' numbers; one above all stands for the last turn.
+            decide: Given those turns, or the preamble, oldest first, returns the edit. It may be called again if the
+                transaction has to be.
+
+        Returns:
+            The edit that was made; an empty one, too, if there is no such conversation.
+
+        Raises:
+            ConversationHeldError: The conversation is held; nothing was changed.
+        """
+        id = str(self._own(key).id)
+
+        def edit(execute: Execute) -> Edit:
+            locked = execute(editing.LOCK_CONVERSATION, {"id": id})
+            if not locked:
+                return decide([])
+            refuse_held([(session_id, reason) for session_id, reason, is_held in locked if is_held])
+            rows = execute(editing.READ_TURNS_AROUND, {"id": id, "indexes": list(indexes)})
+            turns = [to_message(row) for row in rows]
+            decided = decide(turns)
+            if decided.deleted or decided.put:
+                execute(editing.APPLY_EDIT, edit_parameters(key, decided, turns))
+            return decided
+
+        return self._transact("edit_turns", edit)

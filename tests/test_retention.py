@@ -1,0 +1,413 @@
+"""Keeping and forgetting conversations: holds, times to live, pruning beside writers, erasing without a trace."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from conversations import ai, dialogue, human
+from psycopg2 import sql
+from psycopg2.extensions import connection as Connection
+from waiting import wait_until
+
+from pgmemory import (
+    BufferMemory,
+    ConfigurationError,
+    ConversationHeldError,
+    ConversationStore,
+    PostgresChatMessageHistory,
+    Pruned,
+)
+from pgmemory.store import retention
+
+DAY = timedelta(days=1)
+
+
+def ask(admin: Connection, statement: str, schema: str, **parameters: Any) -> list[tuple[Any, ...]]:
+    """Run one statement; `{schema}` stands for the test's schema."""
+    with admin.cursor() as cursor:
+        cursor.execute(sql.SQL(statement).format(schema=sql.Identifier(schema)), parameters or None)
+        return cursor.fetchall() if cursor.description else []
+
+
+def say(store: ConversationStore, session_id: str, user_id: str | None = None, turns: int = 2) -> None:
+    PostgresChatMessageHistory(session_id, store, user_id=user_id).add_messages(dialogue(turns))
+
+
+def let_pass(admin: Connection, store: ConversationStore, days: float, *session_ids: str) -> None:
+    """Let time pass for some conversations, or for all."""
+    ask(
+        admin,
+        """update {schema}.conversations set updated_at = updated_at - %(days)s * interval '1 day'
+           where session_id = any(%(ids)s) or %(ids)s = '{{}}'""",
+        store.schema,
+        days=days,
+        ids=list(session_ids),
+    )
+
+
+def sessions(store: ConversationStore) -> list[str]:
+    return sorted(found.session_id for found in store.list_conversations())
+
+
+# Pruning
+
+
+def test_idle_conversations_are_pruned_and_newer_ones_kept(store: ConversationStore, admin: Connection) -> None:
+    for session_id in ("old", "older", "new"):
+        say(store, session_id)
+    let_pass(admin, store, 31, "old", "older")
+    assert store.prune(older_than=30 * DAY, dry_run=True) == Pruned(2, 8, 0, 0)
+    assert sessions(store) == ["new", "old", "older"]
+    assert store.prune(older_than=30 * DAY) == Pruned(2, 8, 0, 0)
+    assert sessions(store) == ["new"]
+    assert store.prune(older_than=30 * DAY) == Pruned(0, 0, 0, 0)
+    assert len(store.list_messages("new")) == 4
+
+
+def test_a_time_to_live_counts_from_the_last_turn(store: ConversationStore, admin: Connection) -> None:
+    for session_id in ("short", "long", "for ever"):
+        say(store, session_id)
+    assert store.set_time_to_live("short", DAY) == ["short"]
+    assert store.set_time_to_live("long", 3 * DAY) == ["long"]
+    let_pass(admin, store, 2)
+    assert store.prune().conversations == 1
+    assert sessions(store) == ["for ever", "long"]
+    let_pass(admin, store, 2)
+    say(store, "long")
+    assert store.prune() == Pruned(0, 0, 0, 0)
+    found = store.get_conversation("long")
+    assert found is not None and found.time_to_live == 3 * DAY
+
+
+def test_the_shorter_of_its_own_time_and_the_operators_counts(store: ConversationStore, admin: Connection) -> None:
+    for session_id, days in (("a", 1), ("b", 90)):
+        say(store, session_id)
+        store.set_time_to_live(session_id, days * DAY)
+    let_pass(admin, store, 2)
+    assert store.prune(older_than=30 * DAY).conversations == 1
+    assert sessions(store) == ["b"]
+    assert store.prune(older_than=DAY).conversations == 1
+
+
+def test_a_stores_time_to_live_is_that_of_conversations_without_one(
+    server_dsn: str, store: ConversationStore, admin: Connection
+) -> None:
+    say(store, "before")
+    say(store, "own")
+    store.set_time_to_live("own", 90 * DAY)
+    with ConversationStore(server_dsn, schema=store.schema, time_to_live=30 * DAY) as keeping:
+        for session_id in ("before", "own", "new"):
+            say(keeping, session_id)
+    spans = {found.session_id: found.time_to_live for found in store.list_conversations()}
+    assert spans == {"before": 30 * DAY, "own": 90 * DAY, "new": 30 * DAY}
+    store.set_time_to_live("own", None)
+    assert store.list_conversations(session_id="own")[0].time_to_live is None
+
+
+@pytest.mark.parametrize("span", [timedelta(0), -DAY, 30, "30d"])
+def test_a_span_that_is_none_is_refused(store: ConversationStore, span: Any) -> None:
+    with pytest.raises(ConfigurationError, match="time_to_live must be"):
+        ConversationStore("postgresql://nowhere", time_to_live=span)
+    with pytest.raises(ConfigurationError, match="time_to_live must be"):
+        store.set_time_to_live("s", span)
+    with pytest.raises(ConfigurationError, match="older_than must be"):
+        store.prune(older_than=span)
+
+
+def test_only_the_stores_tenant_is_pruned_unless_all_are_meant(
+    server_dsn: str, store: ConversationStore, admin: Connection
+) -> None:
+    tenants = [ConversationStore(server_dsn, schema=store.schema, tenant_id=name) for name in ("acme", "globex")]
+    for tenant in tenants:
+        say(tenant, "s")
+    let_pass(admin, store, 31)
+    assert store.prune(older_than=30 * DAY).conversations == 0
+    assert tenants[0].prune(older_than=30 * DAY).conversations == 1
+    assert [len(sessions(tenant)) for tenant in tenants] == [0, 1]
+    assert store.prune(older_than=30 * DAY, all_tenants=True).conversations == 1
+    for tenant in tenants:
+        tenant.close()
+
+
+def test_pruning_goes_in_batches_that_are_bounded(
+    store: ConversationStore, admin: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "_BATCH_CONVERSATIONS", 3)
+    monkeypatch.setattr(retention, "_BATCH_MESSAGES", 10)
+    for number in range(7):
+        say(store, f"small {number}", turns=1)
+    for number in range(2):
+        say(store, f"large {number}", turns=9)
+    let_pass(admin, store, 31)
+    batches: list[Pruned] = []
+    store.prune(older_than=DAY, on_batch=batches.append)
+    steps = [batches[0]] + [
+        Pruned(b.conversations - a.conversations, b.messages - a.messages, 0, 0)
+        for a, b in zip(batches, batches[1:], strict=False)
+    ]
+    assert sum(step.conversations for step in steps) == 9
+    assert all(step.conversations <= 3 for step in steps)
+    # A conversation that is longer than a batch goes alone.
+    assert all(step.messages <= 10 or step.conversations == 1 for step in steps)
+    assert sessions(store) == []
+
+
+def test_pruning_that_was_broken_off_is_resumed(
+    store: ConversationStore, admin: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "_BATCH_CONVERSATIONS", 2)
+    for number in range(5):
+        say(store, str(number))
+    let_pass(admin, store, 31)
+
+    def stop(pruned: Pruned) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        store.prune(older_than=DAY, on_batch=stop)
+    assert len(sessions(store)) == 3
+    assert store.prune(older_than=DAY).conversations == 3
+
+
+def test_a_conversation_in_use_is_passed_over(store: ConversationStore, admin: Connection) -> None:
+    say(store, "busy")
+    say(store, "idle")
+    let_pass(admin, store, 31)
+    admin.autocommit = False
+    ask(admin, "select 1 from {schema}.conversations where session_id = 'busy' for update", store.schema)
+    assert store.prune(older_than=DAY).conversations == 1
+    assert sessions(store) == ["busy"]
+    admin.rollback()
+    admin.autocommit = True
+    assert store.prune(older_than=DAY).conversations == 1
+
+
+def test_a_turn_that_meets_the_deletion_of_its_conversation_begins_it_anew(
+    store: ConversationStore, admin: Connection
+) -> None:
+    say(store, "s")
+    let_pass(admin, store, 31)
+    admin.autocommit = False
+    ids = [id for (id,) in ask(admin, "select id::text from {schema}.conversations for update", store.schema)]
+    with ThreadPoolExecutor(1) as pool:
+        saved = pool.submit(PostgresChatMessageHistory("s", store).add_messages, [human("later"), ai("yes")])
+        waiting = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and query like %(own)s"
+        wait_until(lambda: ask(admin, waiting, store.schema, own=f"%{store.schema}%")[0][0] == 1, "the writer waits")
+        ask(admin, "delete from {schema}.conversations where id = any(%(ids)s::uuid[])", store.schema, ids=ids)
+        admin.commit()
+        saved.result(timeout=30)
+    admin.autocommit = True
+    assert [message.content for message in store.list_messages("s")] == ["later", "yes"]
+
+
+def prune_beside_writers(
+    store: ConversationStore, server_dsn: str, admin: Connection, *, conversations: int, writers: int
+) -> tuple[Pruned, int]:
+    """Prune so many idle conversations while writers go on in some of them and in others; return what was pruned and
+    how many turns were written meanwhile."""
+    ask(
+        admin,
+        """with made as (
+               insert into {schema}.conversations (id, tenant_id, user_id, session_id, next_message_index, updated_at)
+               select gen_random_uuid(), '', 'idle', 'idle-' || n, 2, now() - interval '31 days'
+               from generate_series(1, %(count)s) n returning id)
+           insert into {schema}.conversation_messages
+               (conversation_id, message_index, tenant_id, role, content, created_at)
+           select made.id, i, '', case i when 0 then 'human' else 'ai' end, 'x', now()
+           from made, generate_series(0, 1) i""",
+        store.schema,
+        count=conversations,
+    )
+    for number in range(writers):
+        say(store, f"revived {number}")
+    let_pass(admin, store, 31, *(f"revived {number}" for number in range(writers)))
+    done = threading.Event()
+    retried: list[int] = []
+
+    def write(number: int) -> dict[str, list[str]]:
+        said: dict[str, list[str]] = {f"revived {number}": [], f"live {number}": []}
+        with ConversationStore(
+            server_dsn, schema=store.schema, on_operation=lambda operation: retried.append(operation.retries)
+        ) as own:
+            turn = 0
+            while not done.is_set() or turn < 5:
+                for session_id, texts in said.items():
+                    texts.append(f"turn {turn} of {uuid.uuid4()}")
+                    PostgresChatMessageHistory(session_id, own).add_messages([human(texts[-1]), ai()])
+                turn += 1
+        return said
+
+    with ThreadPoolExecutor(writers) as pool:
+        running = [pool.submit(write, number) for number in range(writers)]
+        try:
+            pruned = store.prune(older_than=30 * DAY)
+        finally:
+            done.set()
+        written = 0
+        for future in running:
+            for session_id, texts in future.result(timeout=60).items():
+                kept = [message.content for message in store.list_messages(session_id) if message.role == "human"]
+                assert kept[-len(texts) :] == texts
+                written += len(texts)
+    # No writer was turned away: each waited for one statement of the pruning at most, and then went on.
+    assert set(retried) == {0}
+    assert sessions(store) == sorted([f"live {n}" for n in range(writers)] + [f"revived {n}" for n in range(writers)])
+    return pruned, written
+
+
+def test_pruning_beside_writers_loses_none_of_their_turns(
+    store: ConversationStore, server_dsn: str, admin: Connection
+) -> None:
+    pruned, _ = prune_beside_writers(store, server_dsn, admin, conversations=2_000, writers=3)
+    assert pruned.conversations >= 2_000
+
+
+@pytest.mark.large
+def test_fifty_thousand_conversations_are_pruned_beside_writers(
+    store: ConversationStore, server_dsn: str, admin: Connection
+) -> None:
+    pruned, written = prune_beside_writers(store, server_dsn, admin, conversations=50_000, writers=4)
+    assert pruned.conversations >= 50_000
+    assert written > 100
+
+
+# Holds
+
+
+def test_a_held_conversation_is_kept_whole_and_says_so(store: ConversationStore, admin: Connection) -> None:
+    history = PostgresChatMessageHistory("s", store, user_id="u", max_messages=4)
+    history.add_messages(dialogue(2))
+    agent = history.for_agent("planner")
+    agent.add_messages(dialogue(1))
+    assert store.hold("s", user_id="u", reason="case 117") == ["s", "s#agent:planner"]
+    found = store.get_conversation("s", user_id="u")
+    assert found is not None and found.held_at is not None and found.hold_reason == "case 117"
+
+    refused: list[Callable[[], object]] = [
+        history.clear,
+        agent.clear,
+        history.clear_with_agents,
+        BufferMemory(chat_memory=history).clear,
+        history.delete_last_turn,
+        lambda: history.delete_messages([0]),
+        lambda: history.delete_turns([0]),
+        lambda: history.replace_message(0, human("other")),
+        lambda: history.replace_turn(0, [human("other")]),
+    ]
+    for change in refused:
+        with pytest.raises(ConversationHeldError, match="'s.*held.*case 117.*release"):
+            change()
+    let_pass(admin, store, 31)
+    assert store.prune(older_than=DAY) == Pruned(0, 0, 0, 2)
+    assert store.erase_user("u").held == ("s", "s#agent:planner")
+    assert store.erase_conversation("s", user_id="u").conversations == ()
+
+    history.add_messages(dialogue(1, first=3))
+    assert [message.content for message in history.messages if message.type == "human"] == [
+        "question 1",
+        "question 2",
+        "question 3",
+    ]
+    assert store.release("s", user_id="u") == ["s", "s#agent:planner"]
+    history.add_messages(dialogue(1, first=4))
+    assert len(history.messages) == 4
+    history.clear()
+    assert history.messages == []
+    assert store.release("s", user_id="u") == []
+
+
+def test_if_an_agents_log_is_held_nothing_of_the_family_is_cleared(store: ConversationStore) -> None:
+    history = PostgresChatMessageHistory("s", store)
+    history.add_messages(dialogue(1))
+    history.for_agent("planner").add_messages(dialogue(1))
+    store.hold("s#agent:planner")
+    with pytest.raises(ConversationHeldError):
+        history.clear_with_agents()
+    assert len(history.messages) == len(history.for_agent("planner").messages) == 2
+    history.clear()
+    assert history.messages == []
+
+
+def test_holding_again_keeps_the_time_and_replaces_the_reason(store: ConversationStore) -> None:
+    say(store, "s")
+    assert store.hold("unknown") == []
+    store.hold("s", reason="first\0")
+    first = store.get_conversation("s")
+    store.hold("s", reason="second")
+    second = store.get_conversation("s")
+    assert first is not None and second is not None
+    assert first.hold_reason == "first\ufffd"
+    assert (second.held_at, second.hold_reason) == (first.held_at, "second")
+
+
+# Erasing
+
+
+def trace_of(admin: Connection, schema: str, *texts: str) -> list[str]:
+    """Return the tables of a schema that hold one of the texts anywhere."""
+    tables = ask(
+        admin,
+        "select relname from pg_class where relnamespace = %(own)s::regnamespace and relkind = 'r'",
+        schema,
+        own=schema,
+    )
+    found = []
+    for (table,) in tables:
+        rows = sql.SQL("select t::text from {}.{} t").format(sql.Identifier(schema), sql.Identifier(table))
+        with admin.cursor() as cursor:
+            cursor.execute(rows)
+            if any(text in row for (row,) in cursor.fetchall() for text in texts):
+                found.append(table)
+    return found
+
+
+def test_erasing_a_user_leaves_no_trace_and_gives_a_receipt(store: ConversationStore, admin: Connection) -> None:
+    for session_id in ("secret-a", "secret-b"):
+        history = PostgresChatMessageHistory(session_id, store, user_id="secret-user")
+        history.add_messages([human("secret-text"), ai("secret-answer")], idempotency_key="secret-key")
+        store.set_metadata(session_id, {"note": "secret-note"}, user_id="secret-user")
+        window = store.read_unsummarized(history.key, budget=100, encoding=None)
+        assert window.state is not None
+        assert store.record_summary(history.key, content="secret-summary", covers_through=1, state=window.state)
+    PostgresChatMessageHistory("secret-a", store, user_id="secret-user").for_agent("x").add_messages(dialogue(1))
+    say(store, "secret-a", "another")
+    assert trace_of(admin, store.schema, "secret-user") == ["conversations"]
+    ids = [str(store.key(session_id, "secret-user").id) for session_id in ("secret-a", "secret-b", "secret-a#agent:x")]
+
+    receipt = store.erase_user("secret-user")
+
+    assert (receipt.user_id, receipt.session_id, receipt.held) == ("secret-user", None, ())
+    assert {(gone.session_id, gone.messages, gone.summaries) for gone in receipt.conversations} == {
+        ("secret-a", 2, 1),
+        ("secret-a#agent:x", 2, 0),
+        ("secret-b", 2, 1),
+    }
+    assert trace_of(admin, store.schema, "secret-user", "secret-text", "secret-note", "secret-summary", *ids) == []
+    assert len(store.list_messages("secret-a", user_id="another")) == 4
+    assert store.erase_user("secret-user").conversations == ()
+
+
+def test_erasing_a_session_takes_its_agents_logs_and_nothing_else(store: ConversationStore) -> None:
+    for session_id in ("s", "s#agent:a", "s2", "t"):
+        say(store, session_id, "u")
+    receipt = store.erase_conversation("s", user_id="u")
+    assert (receipt.session_id, receipt.user_id) == ("s", "u")
+    assert {gone.session_id for gone in receipt.conversations} == {"s", "s#agent:a"}
+    assert sessions(store) == ["s2", "t"]
+    # It begins anew, as if it had never been.
+    say(store, "s", "u", turns=1)
+    assert [message.message_index for message in store.list_messages("s", user_id="u")] == [0, 1]
+
+
+@pytest.mark.parametrize("user_id", ["", None])
+def test_erasing_a_user_without_a_name_is_refused(store: ConversationStore, user_id: Any) -> None:
+    say(store, "s")
+    with pytest.raises(ConfigurationError, match="user_id"):
+        store.erase_user(user_id)
+    assert sessions(store) == ["s"]
