@@ -25,7 +25,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-langchain1 test-langchain03 test-install chaos bench peer-tests peer-tests-langchain1 peer-tests-langchain03 check lint schema clean
+.PHONY: help demo test test-langchain1 test-langchain03 test-large test-install chaos bench peer-tests peer-tests-langchain1 peer-tests-langchain03 check lint schema clean
 
 help:
 	@echo "make demo          a support bot that remembers, on a local PostgreSQL: no server, no API key needed"
@@ -33,6 +33,7 @@ help:
 	@echo "make check         what to run before a commit: lint, then the tests beside LangChain 1.x"
 	@echo "make lint          ruff, mypy, and whether schema.sql is up to date"
 	@echo "make schema        write schema.sql from pgmemory/migrations"
+	@echo "make test-large    what takes a while for the amount of its data"
 	@echo "make test-install  install from the package registry beside either LangChain, in either order"
 	@echo "make chaos         two minutes of random faults, audited; its table goes into docs/reliability.md (SEED=1)"
 	@echo "make peer-tests    LangChain's own memory tests against our classes; writes docs/compatibility.md"
@@ -49,6 +50,10 @@ test: test-langchain1 test-langchain03
 test-langchain1 test-langchain03: test-%: .venv-%/installed
 	@echo "Testing beside $(LINE_$*)"
 	@.venv-$*/bin/python -m pytest -q -n $(WORKERS)
+
+test-large: .venv-langchain1/installed
+	@echo "Testing with large amounts of data"
+	@.venv-langchain1/bin/python -m pytest -q -m large
 
 test-install: .venv-langchain1/installed
 	@echo "Installing into fresh environments (some minutes)"

@@ -83,7 +83,11 @@ insert into "pgmemory".schema_migrations (version, name, needs_version) values (
 alter table "pgmemory".conversations
     add column held_at     timestamptz,   -- null unless it is held
     add column hold_reason text,
-    add column key_id      uuid;          -- of the key that its content is encrypted with; null for clear text
+    add column key_id      uuid;          -- of the key that new content is encrypted with; null for clear text
+
+-- Of the key that this content is encrypted with; null for clear text.
+alter table "pgmemory".conversation_messages add column key_id uuid;
+alter table "pgmemory".conversation_summaries add column key_id uuid;
 
 -- The key of an encrypted conversation, itself encrypted under a master key that the application keeps. Without this
 -- row the conversation cannot be read again.
@@ -101,6 +105,11 @@ create table "pgmemory".tenant_roles (
     role_name  name  primary key,
     tenant_id  text  not null check (tenant_id <> '')
 );
+
+-- A role sees its own line alone, and only the owner changes any, whatever else is granted.
+alter table "pgmemory".tenant_roles enable row level security;
+create policy own_role on "pgmemory".tenant_roles for select using (role_name = current_user);
+grant select on "pgmemory".tenant_roles to public;
 
 
 insert into "pgmemory".schema_migrations (version, name, needs_version) values (2, 'operations', 1);

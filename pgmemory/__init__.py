@@ -12,9 +12,11 @@ from pgmemory._version import __version__
 
 if TYPE_CHECKING:
     from pgmemory.embedded import LocalServerError
+    from pgmemory.encryption import Keyring
     from pgmemory.errors import (
         ConfigurationError,
         ConversationHeldError,
+        EncryptionError,
         MessageNotStorableError,
         PgMemoryError,
         SchemaError,
@@ -25,11 +27,13 @@ if TYPE_CHECKING:
     from pgmemory.history import PostgresChatMessageHistory
     from pgmemory.memory.base import PostgresChatMemory
     from pgmemory.memory.buffer import BufferMemory
+    from pgmemory.memory.explanation import ExplainedMessage, Explanation
     from pgmemory.memory.relevant_turn import RelevantTurnMemory
     from pgmemory.memory.summary import SummaryMemory
     from pgmemory.memory.token_window import TokenWindowMemory
     from pgmemory.models import ConversationRecord, Erased, Operation, PoolStats, Pruned, StoredMessage
     from pgmemory.pool import PoolClosedError, PoolTimeoutError, StoreError, StoreUnavailableError
+    from pgmemory.redaction import redact_personal_data
     from pgmemory.store import ConversationStore
 
 _MODULES = {
@@ -38,7 +42,11 @@ _MODULES = {
     "ConversationHeldError": "errors",
     "ConversationRecord": "models",
     "ConversationStore": "store",
+    "EncryptionError": "errors",
     "Erased": "models",
+    "ExplainedMessage": "memory.explanation",
+    "Explanation": "memory.explanation",
+    "Keyring": "encryption",
     "LocalServerError": "embedded",
     "MessageNotStorableError": "errors",
     "Operation": "models",
@@ -61,6 +69,7 @@ _MODULES = {
     "as_json": "formats",
     "as_text": "formats",
     "as_xml": "formats",
+    "redact_personal_data": "redaction",
 }
 
 __all__ = [
@@ -69,7 +78,11 @@ __all__ = [
     "ConversationHeldError",
     "ConversationRecord",
     "ConversationStore",
+    "EncryptionError",
     "Erased",
+    "ExplainedMessage",
+    "Explanation",
+    "Keyring",
     "LocalServerError",
     "MessageNotStorableError",
     "Operation",
@@ -93,6 +106,7 @@ __all__ = [
     "as_json",
     "as_text",
     "as_xml",
+    "redact_personal_data",
 ]
 
 

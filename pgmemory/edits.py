@@ -6,9 +6,9 @@ message goes with its turn, a tool call with its results, and a result with its 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
-from langchain_core.messages import BaseMessage, HumanMessage
+from langchain_core.messages import BaseMessage, HumanMessage, RemoveMessage
 
 from pgmemory.errors import ConfigurationError
 from pgmemory.models import Edit, StoredMessage
@@ -43,7 +43,12 @@ def last_turn(stored: Sequence[StoredMessage]) -> Edit:
     return Edit(deleted=tuple(logged.message_index for logged in turns[-1]) if turns else ())
 
 
-def replacement(stored: Sequence[StoredMessage], index: int, message: BaseMessage | str) -> Edit:
+def replacement(
+    stored: Sequence[StoredMessage],
+    index: int,
+    message: BaseMessage | str,
+    rewrite: Callable[[list[BaseMessage]], list[BaseMessage]] = list,
+) -> Edit:
     """Return the edit that puts a message in another's place.
 
     Args:
@@ -51,6 +56,7 @@ def replacement(stored: Sequence[StoredMessage], index: int, message: BaseMessag
         index: The other's number.
         message: Of the same role, and with the same tool calls, or the answer to the same call; or a new text for the
             other.
+        rewrite: Applied to the new message before anything else is done with it.
 
     Raises:
         ConfigurationError: There is no such message, or the new one would tear apart what belongs together.
@@ -60,7 +66,13 @@ def replacement(stored: Sequence[StoredMessage], index: int, message: BaseMessag
     if old is None:
         raise ConfigurationError(f"the conversation has no message {index}")
     if isinstance(message, str):
+        if isinstance(old, RemoveMessage):
+            raise ConfigurationError(f"message {index} is a RemoveMessage, which has no text")
         message = old.model_copy(update={"content": message})
+    rewritten = rewrite([message])
+    if len(rewritten) != 1:
+        raise ConfigurationError(f"redacting makes {len(rewritten)} messages of one: delete message {index} instead")
+    message = rewritten[0]
     new = to_stored(message)
     if message.type != old.type:
         raise ConfigurationError(

@@ -2,6 +2,7 @@
 
     PgMemoryError
     ├── ConfigurationError       an argument or an environment variable is wrong (also a ValueError)
+    │   └── EncryptionError      what is stored is encrypted, and the store's keyring is missing or does not open it
     ├── ConversationHeldError    the conversation is held: nothing of it is deleted or changed
     ├── MessageNotStorableError  a message holds a value with no JSON form (also a ValueError)
     ├── SchemaError              the database's schema is missing, too old or too new
@@ -63,8 +64,12 @@ class ConfigurationError(PgMemoryError, ValueError):
     """An argument is wrong: the text says which one, what it was and what is accepted."""
 
 
+class EncryptionError(ConfigurationError):
+    """What is stored is encrypted, and the store has no keyring, or one that does not open it; nothing was written."""
+
+
 class MessageNotStorableError(PgMemoryError, ValueError):
-    """A message holds a value that has no JSON form; nothing of its turn was written.
+    """A message holds a value that has no JSON form, or `redact` failed; nothing of its turn was written.
 
     Attributes:
         path: Where the value sits, for example ``additional_kwargs['client']``.

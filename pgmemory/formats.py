@@ -52,12 +52,17 @@ def as_text(messages: Sequence[BaseMessage], human_prefix: str = "Human", ai_pre
     """
     lines = []
     for label, message in _labelled(messages, human_prefix, ai_prefix):
-        text = text_of(message)
-        if calls := _calls(message):
-            written = ", ".join(f"{call['name']}({_json(call['args'])})" for call in calls)
-            text = f"{text} [calls {written}]" if text else f"[calls {written}]"
-        lines.append(f"{label}: {text}")
+        lines.append(f"{label}: {text_with_calls(message)}")
     return "\n".join(lines)
+
+
+def text_with_calls(message: BaseMessage) -> str:
+    """Return the text of a message's content and after it, of an AI message, its tool calls."""
+    text = text_of(message)
+    if not (calls := _calls(message)):
+        return text
+    written = ", ".join(f"{call['name']}({_json(call['args'])})" for call in calls)
+    return f"{text} [calls {written}]" if text else f"[calls {written}]"
 
 
 def as_xml(messages: Sequence[BaseMessage], human_prefix: str = "Human", ai_prefix: str = "AI") -> str:

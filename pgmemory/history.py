@@ -8,12 +8,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from traceback import walk_tb
 
 from langchain_core.chat_history import BaseChatMessageHistory
 from langchain_core.messages import BaseMessage
 
 from pgmemory import edits
-from pgmemory.errors import ConfigurationError, MessageNotStorableError, PgMemoryError, SchemaError, UnsavedTurn
+from pgmemory.errors import (
+    ConfigurationError,
+    EncryptionError,
+    MessageNotStorableError,
+    PgMemoryError,
+    SchemaError,
+    UnsavedTurn,
+)
 from pgmemory.models import AFTER_ALL, StoredMessage, StoredSummary, Window
 from pgmemory.names import text_id
 from pgmemory.pool import StoreError
@@ -24,7 +32,7 @@ from pgmemory.turns import LoggedMessage, shown_preamble
 
 _logger = logging.getLogger(__name__)
 
-SAVE_ERRORS = (StoreError, SchemaError, MessageNotStorableError)
+SAVE_ERRORS = (StoreError, SchemaError, EncryptionError, MessageNotStorableError)
 """What a save fails with though it was asked for rightly; each carries the turn."""
 
 
@@ -75,8 +83,11 @@ class PostgresChatMessageHistory(BaseChatMessageHistory):
 
     @property
     def messages(self) -> list[BaseMessage]:  # type: ignore[override]  # LangChain declares an attribute
-        """All messages, oldest first, read anew each time; a new list that may be changed freely."""
-        return [to_message(stored) for stored in self.store.read_all(self.key)]
+        """All messages, oldest first, read anew each time; a new list that may be changed freely.
+
+        Messages whose key was erased are left out.
+        """
+        return [to_message(stored) for stored in self.store.read_all(self.key) if not stored.is_erased]
 
     async def aget_messages(self) -> list[BaseMessage]:
         """Return all messages, oldest first, without blocking the event loop."""
@@ -91,15 +102,16 @@ class PostgresChatMessageHistory(BaseChatMessageHistory):
                 again under the same key in this conversation stores nothing.
 
         Raises:
-            MessageNotStorableError: A message holds a value without a JSON form; nothing was written.
+            MessageNotStorableError: A message holds a value without a JSON form, or the store's `redact` failed;
+                nothing was written.
             StoreError: The database refused, and nothing was written, or could not be reached. Like every error of
                 saving it carries the turn as `unsaved_turn`. It is logged too, since RunnableWithMessageHistory
                 swallows it.
         """
-        said = as_list(messages)
-        if not said:
-            return
         try:
+            said = self.redacted(messages)
+            if not said:
+                return
             with self.saving(said, idempotency_key) as write_id:
                 stored = to_stored_messages(said)
                 self.store.append(self.key, stored, write_id=write_id, max_messages=self.max_messages)
@@ -169,7 +181,8 @@ class PostgresChatMessageHistory(BaseChatMessageHistory):
             StoreError: The database refused, and nothing was changed, or could not be reached.
         """
         index = self._number(which)
-        self.store.edit_turns(self.key, [index], lambda stored: edits.replacement(stored, index, message))
+        decide = partial(edits.replacement, index=index, message=message, rewrite=self.redacted)
+        self.store.edit_turns(self.key, [index], decide)
 
     def replace_turn(self, which: int | str, messages: Sequence[BaseMessage]) -> None:
         """Put other messages in the place of a turn's; those that follow move up if they are more.
@@ -181,7 +194,7 @@ class PostgresChatMessageHistory(BaseChatMessageHistory):
         Raises:
             ConfigurationError: There is no such turn, or `messages` are none; else as `replace_message`.
         """
-        said = as_list(messages)
+        said = self.redacted(messages)
         index = self._number(which)
         self.store.edit_turns(self.key, [index], lambda stored: edits.turn_replacement(stored, index, said))
 
@@ -225,6 +238,30 @@ class PostgresChatMessageHistory(BaseChatMessageHistory):
     ) -> PostgresChatMessageHistory:
         """Return a history of the same kind of another conversation in the same store. No I/O."""
         return type(self)(session_id, self.store, user_id=user_id, max_messages=self.max_messages)
+
+    def redacted(self, messages: Iterable[BaseMessage]) -> list[BaseMessage]:
+        """Return the messages of one write as the store's `redact` rewrites them; as they are if it has none.
+
+        Each write passes here once, before anything else is done with its messages.
+
+        Raises:
+            MessageNotStorableError: The function failed or returned no messages. The error holds nothing of them, and
+                carries no `unsaved_turn`.
+        """
+        said = as_list(messages)
+        if self.store.redact is None or not said:
+            return said
+        try:
+            rewritten = list(self.store.redact(said))
+        except Exception as error:
+            # Its text may quote what was said, and texts of errors are logged.
+            raise MessageNotStorableError("messages", f"redact failed: {_origin(error)}") from error
+        for position, message in enumerate(rewritten):
+            if not isinstance(message, BaseMessage):
+                raise MessageNotStorableError(
+                    f"messages[{position}]", f"redact must return messages, not a {type(message).__name__}"
+                )
+        return rewritten
 
     @contextmanager
     def saving(self, messages: Sequence[BaseMessage], idempotency_key: str | None) -> Iterator[uuid.UUID]:
@@ -271,6 +308,12 @@ def as_list(messages: Iterable[BaseMessage]) -> list[BaseMessage]:
     if isinstance(messages, BaseMessage):
         raise ConfigurationError(f"give a list of messages, not a single {type(messages).__name__}")
     return list(messages)
+
+
+def _origin(error: Exception) -> str:
+    """Return an error's type and the place where it was raised, without its text."""
+    *_, (frame, line) = walk_tb(error.__traceback__)
+    return f"{type(error).__name__} at {frame.f_code.co_filename}:{line}"
 
 
 def to_stored_messages(messages: Sequence[BaseMessage], counter: EncodingCounter | None = None) -> list[StoredMessage]:

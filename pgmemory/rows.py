@@ -6,10 +6,32 @@ import json
 import uuid
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 from pgmemory.models import ConversationKey, ConversationRecord, Edit, StoredMessage, StoredSummary, Window
 from pgmemory.queries import windows
+
+
+class WrappedKey(Protocol):
+    """A conversation's key as `encryption` wraps it."""
+
+    @property
+    def master_key_name(self) -> str:
+        """The master key that opens it."""
+
+    @property
+    def wrapped_key(self) -> bytes:
+        """The key, encrypted."""
+
+
+class Opener(Protocol):
+    """What opens encrypted content, as `encryption` makes it."""
+
+    def message(self, message: StoredMessage, sealed_with: Sequence[str]) -> StoredMessage:
+        """Return a message in clear text."""
+
+    def summary(self, content: str, sealed_with: Sequence[str]) -> str | None:
+        """Return a summary's text, None if its key was erased."""
 
 
 def names_of(key: ConversationKey) -> dict[str, Any]:
@@ -27,9 +49,13 @@ def append_parameters(
     max_messages: int | None = None,
     keeps_summary: bool = False,
     time_to_live: timedelta | None = None,
+    data_key: WrappedKey | None = None,
 ) -> dict[str, Any]:
-    """Return the parameters of `queries.log.APPEND` and `PRUNE`."""
+    """Return the parameters of `queries.log.APPEND`, of those for encrypted messages, and `PRUNE`."""
     return names_of(key) | {
+        "key_id": None,
+        "master_key_name": data_key and data_key.master_key_name,
+        "wrapped_key": data_key and data_key.wrapped_key,
         "message_count": len(messages),
         "keeps_summary": keeps_summary,
         "time_to_live": time_to_live,
@@ -67,29 +93,33 @@ def edit_parameters(key: ConversationKey, edit: Edit, turns: Sequence[StoredMess
     }
 
 
-def to_message(row: Sequence[Any]) -> StoredMessage:
-    """Return the message in the columns of a statement that reads messages."""
-    message = StoredMessage._make(row)
+def to_message(row: Sequence[Any], opener: Opener) -> StoredMessage:
+    """Return the message in the columns of a statement that reads messages, in clear text."""
+    *columns, sealed_with = row
+    message = StoredMessage(*columns)
+    if sealed_with is not None:
+        return opener.message(message, sealed_with)
     return message if message.tags is None else message._replace(tags=tuple(message.tags))
 
 
-def to_window(rows: Sequence[Sequence[Any]]) -> Window:
-    """Return the window in the rows of a statement that reads one."""
+def to_window(rows: Sequence[Sequence[Any]], opener: Opener) -> Window:
+    """Return the window in the rows of a statement that reads one, in clear text."""
     system: list[StoredMessage] = []
     messages: list[StoredMessage] = []
     complete = True
     summary = state = None
     for part, done, *columns in rows:
-        message = to_message(columns)
         complete = complete and not done
         if part == windows.PART_PREAMBLE:
-            system.append(message)
+            system.append(to_message(columns, opener))
         elif part == windows.PART_WINDOW:
-            messages.append(message)
+            messages.append(to_message(columns, opener))
         elif part == windows.PART_SUMMARY:
-            summary = StoredSummary(message.content, columns[-2], columns[-1])
+            _, content, *_, covers_through, created_at, sealed_with = columns
+            content = content if sealed_with is None else opener.summary(content, sealed_with)
+            summary = None if content is None else StoredSummary(content, covers_through, created_at)
         else:
-            state = message.content
+            state = columns[1]
     return Window(tuple(system), tuple(messages), complete, summary, state)
 
 

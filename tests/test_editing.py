@@ -24,7 +24,7 @@ from conversations import (
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from langchain_core.language_models import FakeListChatModel
-from langchain_core.messages import BaseMessage, HumanMessage
+from langchain_core.messages import BaseMessage, HumanMessage, RemoveMessage
 
 from pgmemory import (
     ConfigurationError,
@@ -393,6 +393,10 @@ def test_any_sequence_of_edits_leaves_a_log_that_is_right(store: ConversationSto
                 forget_from(gone[0])
         elif kind == "text":
             index, message = model.log[place]
+            if isinstance(message, RemoveMessage):
+                with pytest.raises(ConfigurationError, match="no text"):
+                    history.replace_message(index, "new text")
+                continue
             history.replace_message(index, "new text")
             model.log[place] = (index, message.model_copy(update={"content": "new text"}))
             forget_from(index)

@@ -24,7 +24,7 @@ SOURCES = {path.relative_to(PROJECT).as_posix(): path.read_text() for path in so
 # Each room's floor. A room imports from lower floors only; modules of one folder may import each other.
 FLOORS = {
     "__init__": 7,
-    "cli": 6,
+    "cli": 7,
     "memory": 6,
     "history": 5,
     "transfer": 5,
@@ -33,6 +33,7 @@ FLOORS = {
     "formats": 2,
     "names": 2,
     "pool": 2,
+    "redaction": 2,
     "rows": 2,
     "said": 3,
     "edits": 3,
@@ -40,11 +41,13 @@ FLOORS = {
     "_compat": 1,
     "_version": 1,
     "embedded": 2,
+    "encryption": 2,
     "errors": 1,
     "keywords": 1,
     "models": 1,
     "queries": 1,
     "tokens": 2,
+    "transcript": 2,
     "token_encodings": 1,
     "turns": 1,
     "workers": 1,
@@ -52,7 +55,18 @@ FLOORS = {
 DRIVER_ROOM = "pool"
 SQL_ROOMS = {"queries", "schema"}
 LANGCHAIN_LINE_ROOM = "_compat"
-LANGCHAIN_CORE_ROOMS = {"_compat", "edits", "formats", "history", "memory", "said", "serialization", "turns"}
+LANGCHAIN_CORE_ROOMS = {
+    "_compat",
+    "edits",
+    "formats",
+    "history",
+    "memory",
+    "redaction",
+    "said",
+    "serialization",
+    "transfer",
+    "turns",
+}
 LANGCHAIN_LINES = ("langchain", "langchain_classic", "langchain_community")
 
 _STATEMENT = re.compile(

@@ -1,11 +1,11 @@
-"""docs/from-langchain-memory.md: its replacements behave as it says, and its script moves old tables in."""
+"""docs/from-langchain-memory.md: its replacements behave as it says, and its commands move old tables in."""
 
 from __future__ import annotations
 
 import json
 import re
+import shlex
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,10 +17,11 @@ from langchain_core.prompts import PromptTemplate
 from psycopg2.extensions import connection as Connection
 
 import pgmemory
-from pgmemory import ConversationStore, PostgresChatMessageHistory, SummaryMemory, TokenWindowMemory
+from pgmemory import ConversationStore, PostgresChatMessageHistory, SummaryMemory, TokenWindowMemory, cli
 
 DOCUMENT = (PROJECT / "docs" / "from-langchain-memory.md").read_text("utf-8")
-OPENING, SCRIPT, ANY_OTHER = re.findall(r"```python\n(.*?)```", DOCUMENT, re.DOTALL)
+OPENING, IN_PYTHON, ANY_OTHER = re.findall(r"```python\n(.*?)```", DOCUMENT, re.DOTALL)
+COMMANDS = re.findall(r"^\$ pgmemory (import .*)$", DOCUMENT, re.MULTILINE)
 REPLACEMENTS = re.findall(r"^\| `(\w+)\((.*)\)` \| `(\w+Memory\(.*\))` \|$", DOCUMENT, re.MULTILINE)
 
 CALL = {"name": "find_order", "args": {"name": "Ada"}, "id": "call_1", "type": "tool_call"}
@@ -34,43 +35,6 @@ SAID: list[BaseMessage] = [
     AIMessage("You are welcome."),
 ]
 GREETING: list[BaseMessage] = [HumanMessage("Hi"), AIMessage("Hello")]
-
-# The columns as each package makes them.
-LANGCHAIN_POSTGRES = """
-    id serial primary key, session_id uuid not null, message jsonb not null,
-    created_at timestamptz not null default now()
-"""
-LANGCHAIN_COMMUNITY = "id serial primary key, session_id text not null, message jsonb not null"
-SQL_CHAT_MESSAGE_HISTORY = "id serial not null, session_id text, message text, primary key (id)"
-
-MoveIn = Callable[[], str]
-
-
-@pytest.fixture
-def move_in(
-    server_dsn: str, store: ConversationStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> MoveIn:
-    """Run the document's script over the table `old`, into this test's store; return what it printed."""
-    monkeypatch.setenv("SOURCE_URL", server_dsn)
-    monkeypatch.setenv("DATABASE_URL", server_dsn)
-    monkeypatch.setattr(sys, "argv", ["move_in.py", f"{store.schema}.old"])
-    here = f"ConversationStore(schema={store.schema!r})"
-
-    def move_in() -> str:
-        exec(SCRIPT.replace("ConversationStore()", here), {})
-        return capsys.readouterr().out
-
-    return move_in
-
-
-def fill(admin: Connection, schema: str, columns: str, rows: list[tuple[str, BaseMessage]]) -> None:
-    """Make the old table and fill it as its package does."""
-    with admin.cursor() as cursor:
-        cursor.execute(f"create table {schema}.old ({columns})")
-        for session_id, message in rows:
-            row = (session_id, json.dumps(message_to_dict(message)))
-            cursor.execute(f"insert into {schema}.old (session_id, message) values (%s, %s)", row)
-
 
 # The line after
 
@@ -150,50 +114,57 @@ def test_what_has_no_counterpart_runs_beside_ours_or_over_our_history(store: Con
 
 # Moving in
 
-ADA, GRACE = "7b0f3f0e-6e7c-4ad0-9a52-1d52b8a1c001", "7b0f3f0e-6e7c-4ad0-9a52-1d52b8a1c002"
+ADA = "7b0f3f0e-6e7c-4ad0-9a52-1d52b8a1c001"
+OWN = """conversation_id uuid, message_index int, role text, content text,
+         additional_kwargs jsonb generated always as (message->'data'->'additional_kwargs') stored, message jsonb"""
 
 
-@pytest.mark.parametrize(
-    "columns",
-    [LANGCHAIN_POSTGRES, LANGCHAIN_COMMUNITY, SQL_CHAT_MESSAGE_HISTORY],
-    ids=["langchain-postgres", "langchain-community", "SQLChatMessageHistory"],
-)
-def test_the_script_moves_every_session_in_once(
-    move_in: MoveIn, store: ConversationStore, admin: Connection, columns: str
+def make_table(admin: Connection, name: str, messages: list[BaseMessage]) -> None:
+    """Make a table that fits every source."""
+    with admin.cursor() as cursor:
+        cursor.execute(f"create table {name} (id serial, session_id uuid, {OWN})")
+        for index, message in enumerate(messages):
+            row = (ADA, json.dumps(message_to_dict(message)), ADA, index, message.type, str(message.content))
+            columns = "session_id, message, conversation_id, message_index, role, content"
+            cursor.execute(f"insert into {name} ({columns}) values (%s, %s, %s, %s, %s, %s)", row)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_moves_its_table_in(
+    store: ConversationStore, server_dsn: str, admin: Connection, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
-    rows = [(ADA, message) for message in SAID]
-    rows[3:3] = [(GRACE, message) for message in GREETING]  # they talked at the same time
-    fill(admin, store.schema, columns, rows)
+    monkeypatch.setenv("DATABASE_URL", server_dsn)
+    command = command.replace("postgresql://app@old/bot", server_dsn)
+    name, table = re.search(r"import (\S+) --table (\S+)", command).groups()  # type: ignore[union-attr]
+    plain = name == "conversation-messages"
+    said = GREETING if plain else SAID
+    make_table(admin, f"{store.schema}.old_{table}", said)
+    arguments = shlex.split(command.replace(f"--table {table}", f"--table {store.schema}.old_{table}"))
+    for _ in range(2):
+        with pytest.raises(SystemExit) as ended:
+            cli.main([*arguments, "--schema", store.schema])
+        assert ended.value.code == 0
+    assert PostgresChatMessageHistory(ADA, store).messages == said
 
-    printed = move_in()
 
-    assert sorted(printed.splitlines()) == [f"{ADA}: 7 messages", f"{GRACE}: 2 messages"]
-    histories = [PostgresChatMessageHistory(session_id, store) for session_id in (ADA, GRACE)]
-    assert [history.messages for history in histories] == [SAID, GREETING]
-    histories[0].add_messages(GREETING)  # the conversation goes on here
-    move_in()
-    assert [history.messages for history in histories] == [SAID + GREETING, GREETING]
-
-
-def test_the_script_moves_what_only_a_text_column_holds(
-    move_in: MoveIn, store: ConversationStore, admin: Connection
-) -> None:
-    said = [HumanMessage("NUL \x00 and half a pair \ud83d"), AIMessage("☃", response_metadata={"p": -0.0, "q": 1e300})]
-    fill(admin, store.schema, SQL_CHAT_MESSAGE_HISTORY, [("ticket 1/ü", message) for message in said])
-    move_in()
-    assert PostgresChatMessageHistory("ticket 1/ü", store).messages == said
+def test_every_source_is_named() -> None:
+    sources = set(re.findall(r"^\| `([\w-]+)(?: FILE)?` \|", DOCUMENT.partition("## Moving")[2], re.MULTILINE))
+    assert sources == set(cli.main.commands["import"].commands)  # type: ignore[attr-defined]
 
 
 def test_limits_and_summaries_hold_for_what_was_moved_in(
-    move_in: MoveIn, store: ConversationStore, admin: Connection
+    store: ConversationStore, server_dsn: str, admin: Connection
 ) -> None:
     turns = [message for n in range(20) for message in (HumanMessage(f"question {n}"), AIMessage(f"answer {n}"))]
-    fill(admin, store.schema, LANGCHAIN_COMMUNITY, [("s", message) for message in turns])
-    move_in()
+    make_table(admin, f"{store.schema}.message_store", turns)
+    names: dict[str, Any] = {"store": store}
+    here = IN_PYTHON.replace("postgresql://app@old/bot", server_dsn)
+    exec(here.replace('"message_store"', f'"{store.schema}.message_store"'), names)
+    assert (names["report"].messages, names["report"].findings) == (40, [])
 
-    window = TokenWindowMemory(session_id="s", store=store, max_token_limit=50).buffer_as_messages
+    window = TokenWindowMemory(session_id=ADA, store=store, max_token_limit=50).buffer_as_messages
     assert window and window == turns[-len(window) :] and len(window) < 10
-    memory = SummaryMemory(session_id="s", store=store, llm=scripted("They talk."), max_token_limit=100)
+    memory = SummaryMemory(session_id=ADA, store=store, llm=scripted("They talk."), max_token_limit=100)
     assert memory.fold()
     assert memory.buffer.startswith("System: They talk.\nHuman: question ")
 

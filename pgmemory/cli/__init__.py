@@ -5,7 +5,18 @@ Exit codes: 0 done, 1 failed (one line on standard error), 2 wrong usage. No pas
 
 from __future__ import annotations
 
-from pgmemory.cli import setup  # noqa: F401  # registers its commands
+from pgmemory.cli import (  # noqa: F401  # registers their commands
+    editing,
+    explaining,
+    keeping,
+    keys,
+    look,
+    move,
+    setup,
+    stats,
+    tail,
+    tenants,
+)
 from pgmemory.cli.app import main
 
 __all__ = ["main"]

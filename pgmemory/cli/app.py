@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -12,6 +13,7 @@ from typing import Any, TypeVar
 import click
 
 from pgmemory._version import __version__
+from pgmemory.encryption import Keyring
 from pgmemory.errors import PgMemoryError
 from pgmemory.store import ConversationStore
 
@@ -27,6 +29,13 @@ _DSN = click.option(
 )
 _TENANT = click.option(
     "--tenant", envvar="PGMEMORY_TENANT", metavar="TENANT", help="Whose conversations; $PGMEMORY_TENANT if not given."
+)
+_KEYS = click.option(
+    "--keys",
+    "key_file",
+    envvar="PGMEMORY_KEYS_FILE",
+    metavar="FILE",
+    help="Master keys of encrypted conversations; $PGMEMORY_KEYS_FILE if not given.",
 )
 user_option = click.option("--user", metavar="USER", help="The conversation's user.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
@@ -50,13 +59,18 @@ def with_store(command: F) -> F:
 
     @schema_option
     @_TENANT
+    @_KEYS
     @_DSN
     @one_line_errors
     @functools.wraps(command)
-    def wrapped(*args: Any, dsn: str | None, tenant: str | None, schema: str, **kwargs: Any) -> Any:
+    def wrapped(
+        *args: Any, dsn: str | None, tenant: str | None, schema: str, key_file: str | None, **kwargs: Any
+    ) -> Any:
         # Somebody waits for the answer: say at once that the server cannot be reached.
-        tenant_id = tenant or None
-        with ConversationStore(dsn, schema=schema, tenant_id=tenant_id, max_connections=1, retry_seconds=0) as store:
+        options: dict[str, Any] = {"max_connections": 1, "retry_seconds": 0}
+        if key_file:
+            options["keyring"] = Keyring.from_file(key_file)
+        with ConversationStore(dsn, schema=schema, tenant_id=tenant or None, **options) as store:
             return command(store, *args, **kwargs)
 
     return wrapped  # type: ignore[return-value]
@@ -64,7 +78,14 @@ def with_store(command: F) -> F:
 
 def print_json(value: Any) -> None:
     """Print a value as one line of JSON; times as ISO 8601 text, intervals as seconds."""
-    click.echo(json.dumps(value, default=_json_form, ensure_ascii=False))
+    line = json.dumps(value, default=_json_form, ensure_ascii=False)
+    encoding = getattr(sys.stdout, "encoding", None) or "ascii"
+    try:
+        line.encode(encoding)
+    except UnicodeEncodeError:
+        # Half a surrogate pair, which messages may hold, or an output that is not UTF-8: as JSON's own escapes.
+        line = json.dumps(value, default=_json_form)
+    click.echo(line)
 
 
 def _json_form(value: Any) -> Any:
@@ -73,6 +94,10 @@ def _json_form(value: Any) -> Any:
     if hasattr(value, "total_seconds"):
         return value.total_seconds()
     raise TypeError(f"no JSON form for {type(value).__name__}")
+
+
+class KnownUsageError(click.UsageError):
+    """Wrong usage whose text repeats no word of the command line, and so is shown as it is."""
 
 
 class _Commands(click.Group):
@@ -92,7 +117,7 @@ def _without_passwords() -> Iterator[None]:
     try:
         yield
     except click.UsageError as error:
-        if not _MAY_HOLD_A_PASSWORD.search(error.format_message()):
+        if isinstance(error, KnownUsageError) or not _MAY_HOLD_A_PASSWORD.search(error.format_message()):
             raise
         raise click.UsageError(
             "an argument was not understood; it is not repeated here, for it looks like a DSN: give that with --dsn",

@@ -2,41 +2,82 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import click
 
 from pgmemory import schema as migrations
-from pgmemory.cli.app import main, one_line_errors, schema_option, with_store
+from pgmemory.cli.app import json_option, main, one_line_errors, print_json, schema_option, with_store
 from pgmemory.names import schema_name
 from pgmemory.store import ConversationStore
 
 
 @main.command()
+@click.option(
+    "--row-level-security",
+    is_flag=False,
+    flag_value="setting",
+    type=click.Choice(get_args(migrations.RowLevelSecurity)),
+    help="Let PostgreSQL keep tenants apart: by the setting that each store sends (the default of this option), "
+    "which protects against mistakes, or by the roles that bind-role binds, whatever SQL they send.",
+)
+@json_option
 @with_store
-def init(store: ConversationStore) -> None:
+def init(store: ConversationStore, row_level_security: migrations.RowLevelSecurity | None, as_json: bool) -> None:
     """Create the schema or bring it up to date.
 
-    Safe to run at any time and from several places at once; does nothing on a schema that is up to date.
+    Safe to run at any time and from several places at once; does nothing on a schema that is up to date. Row-level
+    security stays as it is unless the option is given.
 
     \b
     Example:
       pgmemory init --dsn postgresql://admin@db/support
+      pgmemory init --row-level-security roles --dsn postgresql://admin@db/support
     """
-    applied = store.setup()
+    applied = store.setup(row_level_security=row_level_security)
+    if as_json:
+        mode = row_level_security or store.schema_status().row_level_security
+        print_json({"schema": store.schema, "applied": applied, "row_level_security": mode})
+        return
     for name in applied:
         click.echo(f"applied {name}")
+    if row_level_security is not None:
+        click.echo(f"row-level security: {row_level_security}")
     click.echo(f"schema {store.schema!r} is up to date")
 
 
 @main.command()
+@json_option
 @with_store
-def status(store: ConversationStore) -> None:
-    """Show which migrations were applied; exit with 1 if the schema does not fit. Writes nothing.
+def status(store: ConversationStore, as_json: bool) -> None:
+    """Show which migrations were applied, and whether row-level security is on. Writes nothing.
+
+    Exits with 1 if the schema does not fit.
 
     \b
     Example:
       pgmemory status --dsn postgresql://app@db/support
     """
     current = store.schema_status()
+    if as_json:
+        pending = [f"{migration.version:04}_{migration.name}" for migration in current.pending]
+        print_json(
+            {
+                "schema": store.schema,
+                "fits": current.fits,
+                "applied": current.applied,
+                "pending": pending,
+                "row_level_security": current.row_level_security,
+            }
+        )
+    else:
+        _print_status(current)
+    migrations.require_fitting(current, store.schema)
+    if not as_json:
+        click.echo(f"schema {store.schema!r} is up to date")
+
+
+def _print_status(current: migrations.SchemaStatus) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -45,8 +86,7 @@ def status(store: ConversationStore) -> None:
         pending = migration in current.pending
         table.add_row(str(migration.version), migration.name, "pending" if pending else "applied")
     Console().print(table)
-    migrations.require_fitting(current, store.schema)
-    click.echo(f"schema {store.schema!r} is up to date")
+    click.echo(f"row-level security: {current.row_level_security}")
 
 
 @main.command("schema")

@@ -14,17 +14,19 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
 from pgmemory._compat import BaseChatMemory
 from pgmemory.errors import ConfigurationError
 from pgmemory.formats import as_text
 from pgmemory.history import SAVE_ERRORS, PostgresChatMessageHistory, as_list, to_stored_messages
+from pgmemory.memory.explanation import Explanation, explain_memory
+from pgmemory.memory.selection import Selection, Verdict
 from pgmemory.memory.window_history import WindowHistory
 from pgmemory.said import STEPS, steps_to_messages, to_messages
 from pgmemory.store import ConversationStore
-from pgmemory.tokens import EncodingCounter
-from pgmemory.turns import LoggedMessage
+from pgmemory.tokens import CustomCounter, EncodingCounter
+from pgmemory.turns import LoggedMessage, Turn
 
 Memory = TypeVar("Memory", bound="PostgresChatMemory")
 
@@ -77,6 +79,9 @@ class PostgresChatMemory(BaseChatMemory):
     save_intermediate_steps: bool = False
     on_save_error: Literal["raise", "log"] = "raise"
 
+    # Where a copy that explains notes what it and copies of it choose.
+    _noted: list[tuple[PostgresChatMemory, Selection]] | None = PrivateAttr(default=None)
+
     if TYPE_CHECKING:
         # The shorthand, which type checkers take for fields.
         session_id: str | int | uuid.UUID = ""
@@ -123,6 +128,12 @@ class PostgresChatMemory(BaseChatMemory):
         Args:
             inputs: The chain's inputs of this call; empty where there is no call, as for `buffer`.
         """
+        selection = self._select(inputs)
+        if self._noted is not None:
+            self._noted.append((self, selection))
+        return messages_of([selection.head, *selection.turns])
+
+    def _select(self, inputs: dict[str, Any]) -> Selection:
         raise NotImplementedError(f"{type(self).__name__} must override select_messages(inputs)")
 
     @property
@@ -170,6 +181,28 @@ class PostgresChatMemory(BaseChatMemory):
         """Return `buffer_as_messages` without blocking the event loop."""
         return await self._store.run_in_worker(lambda: self.buffer_as_messages)
 
+    # Explaining what the model sees
+
+    def explain(self, inputs: dict[str, Any] | None = None) -> Explanation:
+        """Tell of every message whether the model would be shown it now, why, and what it costs. For operators.
+
+        Asks no language model for an answer and writes nothing. Functions of one's own (a counter, a limit,
+        `is_relevant`, `select_messages`) are called as for loading, counters once a message besides. Reads the whole
+        log: three round trips more than loading takes, and all of them again if the conversation was changed meanwhile.
+
+        Args:
+            inputs: The chain's inputs of the call to explain.
+
+        Raises:
+            PgMemoryError: The conversation was changed during each of five tries.
+            StoreError: The database could not be asked.
+        """
+        return explain_memory(self, {} if inputs is None else inputs)
+
+    async def aexplain(self, inputs: dict[str, Any] | None = None) -> Explanation:
+        """Explain as `explain` does, without blocking the event loop."""
+        return await self._store.run_in_worker(self.explain, inputs)
+
     # What is stored
 
     def turn_messages(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> list[BaseMessage]:
@@ -210,9 +243,10 @@ class PostgresChatMemory(BaseChatMemory):
 
         Raises:
             ConfigurationError: It cannot be told which input or output was said.
-            MessageNotStorableError: Something that was said has no JSON form.
+            MessageNotStorableError: Something that was said has no JSON form, or the store's `redact` failed.
             StoreError: The database refused or could not be reached. `unsaved_turn` of this error and the one before
-                is the turn, as far as it could be made. With ``on_save_error="log"`` they are logged instead.
+                is the turn, as far as it could be made and redacted. With ``on_save_error="log"`` they are logged
+                instead.
         """
         messages: list[BaseMessage] = []
         with self._handling_save_errors():
@@ -225,9 +259,9 @@ class PostgresChatMemory(BaseChatMemory):
 
     def save_messages(self, messages: list[BaseMessage]) -> None:
         """Store messages as `save_context` stores those of a turn; none is no write. Raises as that does."""
-        if as_list(messages):
-            with self._handling_save_errors():
-                self._save_turn(messages)
+        with self._handling_save_errors():
+            if said := self.chat_memory.redacted(messages):
+                self._save_turn(said)
 
     async def asave_messages(self, messages: list[BaseMessage]) -> None:
         """Store messages as `save_messages` does, without blocking the event loop."""
@@ -302,6 +336,27 @@ class PostgresChatMemory(BaseChatMemory):
                 judged_by=judged_by,
                 max_messages=self.chat_memory.max_messages,
             )
+
+    # For each kind of memory to say
+
+    @property
+    def _explaining_counter(self) -> EncodingCounter | CustomCounter:
+        return EncodingCounter()
+
+    def _verdict_on_head(self, system: Sequence[LoggedMessage], selection: Selection) -> Verdict:
+        """Say whether and why the system messages before the first turn are shown."""
+        return Verdict("kept", "A system message from before the first turn.")
+
+    def _verdicts(self, turns: Sequence[Turn], selection: Selection) -> list[Verdict]:
+        """Say of every turn of the log whether and why it is shown, apart from what no model accepts."""
+        raise NotImplementedError
+
+    def _settings(self, selection: Selection) -> dict[str, Any]:
+        """Return the settings that decided, of which the limit is what it came to."""
+        raise NotImplementedError
+
+    def _resolved_limit(self, selection: Selection) -> int | None:
+        return None
 
     def _as_text(self, messages: list[BaseMessage]) -> str:
         return self.formatter(messages, self.human_prefix, self.ai_prefix)

@@ -17,7 +17,7 @@ from pgmemory.errors import ConfigurationError
 from pgmemory.formats import text_of
 from pgmemory.history import LoggedWindow
 from pgmemory.keywords import KeywordRule
-from pgmemory.memory.base import messages_of
+from pgmemory.memory.selection import Selection, Verdict, beyond_k
 from pgmemory.memory.token_limit import TokenLimit, TokenLimitMemory, system_of, validated_limit
 from pgmemory.models import AFTER_ALL
 from pgmemory.turns import Turn, split_turns
@@ -32,7 +32,8 @@ class RelevantTurnMemory(TokenLimitMemory):
 
     A turn is relevant if one of `keywords` occurs in it or `is_relevant` says so. The view shows only turns that pass
     its own rule, whoever stored them: the verdict of keywords is stored with a turn, and a turn without this rule's
-    verdict is judged when it is loaded.
+    verdict is judged when it is loaded. In an encrypted conversation all turns are: a verdict, which would
+    tell of keywords, is not stored there.
 
     Attributes:
         keywords: Literal texts, compared without regard to case (see `pgmemory.keywords`).
@@ -66,7 +67,7 @@ class RelevantTurnMemory(TokenLimitMemory):
         self._rule = KeywordRule(self.keywords, whole_words=self.whole_words)
         return self
 
-    def select_messages(self, inputs: dict[str, Any]) -> list[BaseMessage]:
+    def _select(self, inputs: dict[str, Any]) -> Selection:
         """Return the newest relevant turns. One round trip, where turns bear the verdict of this memory's rule."""
         limit = None if self.max_token_limit is None else validated_limit(self.max_token_limit, inputs)
         key = self.chat_memory.key
@@ -77,10 +78,7 @@ class RelevantTurnMemory(TokenLimitMemory):
             self._first_page_turns(limit),
             counted=limit is not None,
         )
-        head, turns = self._newest_turns(
-            map(self._only_relevant, pages), head_of=system_of, limit=limit, max_turns=self.k
-        )
-        return messages_of([head, *turns])
+        return self._newest_turns(map(self._only_relevant, pages), head_of=system_of, limit=limit, max_turns=self.k)
 
     def _first_page_turns(self, limit: int | None) -> int:
         if self.k is not None:
@@ -97,11 +95,40 @@ class RelevantTurnMemory(TokenLimitMemory):
         return replace(window, messages=list(chain.from_iterable(turn for turn in turns if self._passes(turn))))
 
     def _passes(self, turn: Turn) -> bool:
+        return self._found(turn) is not None
+
+    def _found(self, turn: Turn) -> Sequence[str] | None:
+        """Return what `_judge` says of a turn, or said of it when it was stored."""
         rule = self._fingerprint
         # What was added to a turn after it was judged bears no verdict.
         if rule is not None and all(logged.judged_by == rule for logged in turn):
-            return turn[0].tags is not None
-        return self._judge([logged.message for logged in turn]) is not None
+            return turn[0].tags
+        return self._judge([logged.message for logged in turn])
+
+    def _verdicts(self, turns: Sequence[Turn], selection: Selection) -> list[Verdict]:
+        found = [self._found(turn) for turn in turns]
+        relevant = [place for place, keywords in enumerate(found) if keywords is not None]
+        first = 0 if self.k is None else max(0, len(relevant) - self.k)
+        reason = "No keyword occurs in its turn." if self.keywords else "is_relevant does not find its turn relevant."
+        if self.keywords and self.is_relevant is not None:
+            reason = "No keyword occurs in its turn, and is_relevant does not find it relevant."
+        verdicts = [Verdict("irrelevant", reason)] * len(turns)
+        for place in relevant[:first]:
+            verdicts[place] = beyond_k(self.k or 0, "relevant turns")
+        newest = relevant[first:]
+        by_limit = self._verdicts_by_limit([turns[place] for place in newest], selection)
+        for place, verdict in zip(newest, by_limit, strict=True):
+            verdicts[place] = _relevant(found[place] or ()) if verdict.code == "kept" else verdict
+        return verdicts
+
+    def _settings(self, selection: Selection) -> dict[str, Any]:
+        return {
+            "keywords": list(self.keywords),
+            "whole_words": self.whole_words,
+            "is_relevant": self.is_relevant is not None,
+            "k": self.k,
+            "max_token_limit": selection.limit,
+        }
 
     def _judge(self, messages: list[BaseMessage]) -> list[str] | None:
         """Return the keywords found, none of them if only `is_relevant` agreed; None for an irrelevant turn."""
@@ -123,3 +150,9 @@ class RelevantTurnMemory(TokenLimitMemory):
         else:
             # Several turns of the log, or more of the one before: each is judged as a whole when it is loaded.
             self._append(messages, counter=counter)
+
+
+def _relevant(keywords: Sequence[str]) -> Verdict:
+    if not keywords:
+        return Verdict("kept", "is_relevant finds its turn relevant.")
+    return Verdict("kept", f"Found in its turn: {', '.join(map(repr, keywords))}.")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from langchain_core.language_models import BaseLanguageModel
@@ -16,6 +18,7 @@ from pgmemory.errors import ConfigurationError, SummaryError
 from pgmemory.formats import text_of
 from pgmemory.history import LoggedWindow, as_list, to_stored_messages
 from pgmemory.memory.base import PostgresChatMemory, messages_of
+from pgmemory.memory.selection import Selection, SummaryMessage, Verdict
 from pgmemory.memory.token_limit import TokenLimitMemory
 from pgmemory.models import Window
 from pgmemory.tokens import TOKENS_AROUND_ALL
@@ -67,7 +70,7 @@ class SummaryMemory(TokenLimitMemory):
             ) from None
         return self
 
-    def select_messages(self, inputs: dict[str, Any]) -> list[BaseMessage]:
+    def _select(self, inputs: dict[str, Any]) -> Selection:
         """Return the summary and the turns that are not in it. One round trip; asks no model.
 
         Turns that nobody has folded yet, as in a log that others wrote, are bounded to twice the limit; at least the
@@ -80,15 +83,16 @@ class SummaryMemory(TokenLimitMemory):
             ),
             max(1, 2 * self.max_token_limit),
         )
-        head, turns = self._newest_turns(
+        selection = self._newest_turns(
             pages,
             head_of=self._head,
             limit=lambda head_tokens: max(2 * self.max_token_limit, self._ceiling(head_tokens)),
             min_turns=1,
         )
         # Another worker may have folded between two pages: the newer summary counts.
-        covered = max((logged.message_index for logged in head), default=-1)
-        return messages_of([head, *(turn for turn in turns if turn and turn[0].message_index > covered)])
+        covered = _covered(selection)
+        turns = [turn for turn in selection.turns if turn and turn[0].message_index > covered]
+        return replace(selection, turns=turns)
 
     def fold(self) -> bool:
         """Fold the oldest turns if what would be shown passes the limit, as saving does; tell whether any were folded.
@@ -138,11 +142,14 @@ class SummaryMemory(TokenLimitMemory):
 
     def _append_turn(self, messages: list[BaseMessage]) -> Window | None:
         """Store a turn; return what no summary covers, or None if nothing was stored."""
-        if as_list(messages):
-            with self._handling_save_errors(), self.chat_memory.saving(messages, self.idempotency_key) as write_id:
+        with self._handling_save_errors():
+            said = self.chat_memory.redacted(messages)
+            if not said:
+                return None
+            with self.chat_memory.saving(said, self.idempotency_key) as write_id:
                 return self._store.append_and_read_unsummarized(
                     self.chat_memory.key,
-                    to_stored_messages(messages, self._single_counter),
+                    to_stored_messages(said, self._single_counter),
                     write_id=write_id,
                     budget=self._page_budget,
                     encoding=self._counter.encoding,
@@ -255,5 +262,31 @@ class SummaryMemory(TokenLimitMemory):
         if window.summary is None:
             return window.system
         message = self.summary_message_cls(content=window.summary.content)
-        summary = LoggedMessage(message, window.summary.covers_through)
+        summary = SummaryMessage(message, window.summary.covers_through)
         return [*window.system, *self._with_counts([summary])]
+
+    # Explaining
+
+    def _verdicts(self, turns: Sequence[Turn], selection: Selection) -> list[Verdict]:
+        covered = _covered(selection)
+        in_summary = [_folded(turn, covered) for turn in turns if turn[0].message_index <= covered]
+        by_limit = self._verdicts_by_limit(turns[len(in_summary) :], selection)
+        if by_limit and by_limit[-1].code == "kept":
+            by_limit[-1] = Verdict("kept", "The newest turn is always shown.")
+        return in_summary + by_limit
+
+    def _settings(self, selection: Selection) -> dict[str, Any]:
+        return {"max_token_limit": self.max_token_limit}
+
+
+def _covered(selection: Selection) -> int:
+    """Return the index of the last message that the summary which is shown covers; -1 without a summary."""
+    return max((logged.message_index for logged in selection.head if isinstance(logged, SummaryMessage)), default=-1)
+
+
+def _folded(turn: Turn, covered: int) -> Verdict:
+    if turn[-1].message_index <= covered:
+        return Verdict("summarized", "Its turn is in the summary.")
+    return Verdict(
+        "summarized", f"Its turn is in the summary up to message {covered}; the rest waits for the next one."
+    )

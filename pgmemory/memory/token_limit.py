@@ -15,6 +15,7 @@ from typing_extensions import Self
 from pgmemory.errors import ConfigurationError
 from pgmemory.history import LoggedWindow, to_logged_window
 from pgmemory.memory.base import PostgresChatMemory
+from pgmemory.memory.selection import Selection, Verdict
 from pgmemory.models import AFTER_ALL, Window
 from pgmemory.tokens import TOKENS_AROUND_ALL, CustomCounter, EncodingCounter, resolve_counter
 from pgmemory.turns import LoggedMessage, Turn, longest_suffix, shown, split_turns
@@ -76,9 +77,7 @@ class TokenLimitMemory(PostgresChatMemory):
         """Return the most turns, newest first, that fit the limit behind the head."""
         return longest_suffix(turns, lambda some: self._count([head, *some]) <= limit)
 
-    def _pages(
-        self, read: Callable[[int, int], Window], size: int, *, counted: bool = True
-    ) -> Iterator[LoggedWindow]:
+    def _pages(self, read: Callable[[int, int], Window], size: int, *, counted: bool = True) -> Iterator[LoggedWindow]:
         """Read a log from its end, page after page, each twice as large as the one before.
 
         Args:
@@ -104,8 +103,8 @@ class TokenLimitMemory(PostgresChatMemory):
         limit: int | Callable[[int], int] | None,
         max_turns: int | None = None,
         min_turns: int = 0,
-    ) -> tuple[list[LoggedMessage], list[Turn]]:
-        """Return what stands before the turns, and the most whole turns that fit behind it.
+    ) -> Selection:
+        """Choose what stands before the turns, and the most whole turns that fit behind it; none if it does not fit.
 
         Args:
             pages: Neighbouring parts of the log, newest first, each of whole turns.
@@ -114,9 +113,6 @@ class TokenLimitMemory(PostgresChatMemory):
                 limit, in which case nothing is counted.
             max_turns: At most this many turns.
             min_turns: At least this many turns, even if they don't fit.
-
-        Returns:
-            The head, and the turns as they are shown. If not even the head fits, neither.
         """
         turns: list[Turn] = []
         head: list[LoggedMessage] = []
@@ -128,11 +124,49 @@ class TokenLimitMemory(PostgresChatMemory):
                 head_tokens = self._count([head])
                 most = limit(head_tokens) if callable(limit) else limit
                 if head_tokens > most:
-                    return [], []
+                    return Selection([], [], limit)
                 kept = self._longest_suffix(kept, head, most)
             if len(kept) < len(turns) or len(kept) == max_turns:
-                return head, kept if len(kept) >= min_turns else turns[len(turns) - min_turns :]
-        return head, turns
+                return Selection(head, kept if len(kept) >= min_turns else turns[len(turns) - min_turns :], limit)
+        return Selection(head, turns, limit)
+
+    # Explaining
+
+    @property
+    def _explaining_counter(self) -> EncodingCounter | CustomCounter:
+        return self._counter
+
+    def _verdict_on_head(self, system: Sequence[LoggedMessage], selection: Selection) -> Verdict:
+        limit = selection.limit
+        if isinstance(limit, int) and (tokens := self._count([system])) > limit:
+            reason = f"The system messages before the first turn take {tokens} tokens, over the limit of {limit}."
+            return Verdict("beyond_limit", reason)
+        return super()._verdict_on_head(system, selection)
+
+    def _verdicts_by_limit(self, turns: Sequence[Turn], selection: Selection) -> list[Verdict]:
+        """Say of each of the turns that were to be chosen from whether it fitted the limit."""
+        limit = self._resolved_limit(selection)
+        if limit is None:
+            return [Verdict("kept", "Shown without a token limit.")] * len(turns)
+        oldest = min((logged.message_index for turn in selection.turns for logged in turn), default=AFTER_ALL)
+        verdicts: list[Verdict] = []
+        too_many: Verdict | None = None
+        for turn in reversed(turns):
+            # A turn of which nothing is shown takes no tokens: the limit is not why.
+            if turn[0].message_index >= oldest or not (as_shown := shown(turn)):
+                verdicts.append(Verdict("kept", f"Among the newest turns that fit {limit} tokens."))
+            elif too_many is not None:
+                verdicts.append(too_many)
+            else:
+                too_many = Verdict("beyond_limit", f"Older than a turn that does not fit the limit of {limit} tokens.")
+                tokens = self._count([selection.head, as_shown, *selection.turns])
+                # A counter of one's own may say otherwise where at least one turn is shown, whatever it costs.
+                reason = f"With this turn the window would take {tokens} tokens, over the limit of {limit}."
+                verdicts.append(Verdict("beyond_limit", reason) if tokens > limit else too_many)
+        return verdicts[::-1]
+
+    def _resolved_limit(self, selection: Selection) -> int | None:
+        return selection.limit(self._count([selection.head])) if callable(selection.limit) else selection.limit
 
 
 def validated_limit(limit: Any, inputs: dict[str, Any]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from langchain_core.language_models import BaseLanguageModel
@@ -9,8 +10,9 @@ from langchain_core.messages import BaseMessage
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from pgmemory.memory.base import messages_of
+from pgmemory.memory.selection import Selection, Verdict
 from pgmemory.memory.token_limit import TokenLimit, TokenLimitMemory, system_of, validated_limit
+from pgmemory.turns import LoggedMessage, Turn
 
 
 class TokenWindowMemory(TokenLimitMemory):
@@ -33,18 +35,28 @@ class TokenWindowMemory(TokenLimitMemory):
             validated_limit(self.max_token_limit, {})
         return self
 
-    def select_messages(self, inputs: dict[str, Any]) -> list[BaseMessage]:
+    def _select(self, inputs: dict[str, Any]) -> Selection:
         """Return the newest turns within the limit. One round trip, where messages were counted when stored."""
         limit = validated_limit(self.max_token_limit, inputs)
         if limit == 0:
-            return []
+            return Selection([], [], limit)
         key, encoding = self.chat_memory.key, self._counter.encoding
         pages = self._pages(
             lambda budget, before: self._store.read_last_tokens(key, budget=budget, encoding=encoding, before=before),
             limit,
         )
-        head, turns = self._newest_turns(pages, head_of=system_of, limit=limit)
-        return messages_of([head, *turns])
+        return self._newest_turns(pages, head_of=system_of, limit=limit)
+
+    def _verdict_on_head(self, system: Sequence[LoggedMessage], selection: Selection) -> Verdict:
+        if selection.limit == 0:
+            return Verdict("beyond_limit", "The limit is 0, which shows nothing.")
+        return super()._verdict_on_head(system, selection)
+
+    def _verdicts(self, turns: Sequence[Turn], selection: Selection) -> list[Verdict]:
+        return self._verdicts_by_limit(turns, selection)
+
+    def _settings(self, selection: Selection) -> dict[str, Any]:
+        return {"max_token_limit": selection.limit}
 
     def _counting_llm(self) -> BaseLanguageModel[Any] | None:
         return self.llm

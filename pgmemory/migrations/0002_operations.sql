@@ -2,7 +2,11 @@
 alter table {schema}.conversations
     add column held_at     timestamptz,   -- null unless it is held
     add column hold_reason text,
-    add column key_id      uuid;          -- of the key that its content is encrypted with; null for clear text
+    add column key_id      uuid;          -- of the key that new content is encrypted with; null for clear text
+
+-- Of the key that this content is encrypted with; null for clear text.
+alter table {schema}.conversation_messages add column key_id uuid;
+alter table {schema}.conversation_summaries add column key_id uuid;
 
 -- The key of an encrypted conversation, itself encrypted under a master key that the application keeps. Without this
 -- row the conversation cannot be read again.
@@ -20,3 +24,8 @@ create table {schema}.tenant_roles (
     role_name  name  primary key,
     tenant_id  text  not null check (tenant_id <> '')
 );
+
+-- A role sees its own line alone, and only the owner changes any, whatever else is granted.
+alter table {schema}.tenant_roles enable row level security;
+create policy own_role on {schema}.tenant_roles for select using (role_name = current_user);
+grant select on {schema}.tenant_roles to public;

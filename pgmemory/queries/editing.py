@@ -7,7 +7,7 @@ from pgmemory.queries.parts import MESSAGE, READ_COMMITTED
 LOCK_CONVERSATION = (
     READ_COMMITTED
     + """
-select c.session_id, c.hold_reason, c.held_at is not null
+select c.session_id, c.hold_reason, c.held_at is not null, c.key_id::text
 from {schema}.conversations c where c.id = %(id)s for update;
 """
 )
@@ -57,15 +57,15 @@ update {schema}.conversation_messages m set write_id = heirs.write_id
 from heirs where m.conversation_id = %(id)s and m.message_index = heirs.message_index;
 
 insert into {schema}.conversation_messages
-    (conversation_id, message_index, tenant_id, role, content, additional_kwargs, extra, created_at)
+    (conversation_id, message_index, tenant_id, role, content, additional_kwargs, extra, created_at, key_id)
 select %(id)s, m.message_index, %(tenant_id)s, m.role, m.content, m.additional_kwargs::json, m.extra::json,
-       coalesce(m.created_at, clock_timestamp())
+       coalesce(m.created_at, clock_timestamp()), %(key_id)s::uuid
 from unnest(%(indexes)s::int[], %(roles)s::text[], %(contents)s::text[], %(additional_kwargs)s::text[],
             %(extras)s::text[], %(times)s::timestamptz[])
     as m (message_index, role, content, additional_kwargs, extra, created_at)
 on conflict (conversation_id, message_index) do update set
     role = excluded.role, content = excluded.content, additional_kwargs = excluded.additional_kwargs,
-    extra = excluded.extra, token_count = null, token_encoding = null;
+    extra = excluded.extra, key_id = excluded.key_id, token_count = null, token_encoding = null;
 
 -- What was judged is another turn now.
 update {schema}.conversation_messages set tags = null, judged_by = null

@@ -4,44 +4,76 @@ from __future__ import annotations
 
 from pgmemory.queries.parts import MESSAGE, READ_COMMITTED
 
-APPEND = (
-    READ_COMMITTED
-    + """
+# Give the first number, or no row where new content must be encrypted with another key, or must not be.
+_MAKE_OR_LOCK = """
 with conversation as (
     insert into {schema}.conversations as c
-        (id, tenant_id, user_id, session_id, next_message_index, keeps_summary, updated_at, time_to_live)
+        (id, tenant_id, user_id, session_id, next_message_index, keeps_summary, updated_at, time_to_live, key_id)
     values
         (%(id)s, %(tenant_id)s, %(user_id)s, %(session_id)s, %(message_count)s, %(keeps_summary)s, clock_timestamp(),
-         %(time_to_live)s::interval)
+         %(time_to_live)s::interval, %(key_id)s::uuid)
     on conflict (id) do update set
         next_message_index = c.next_message_index + excluded.next_message_index,
         keeps_summary = c.keeps_summary or excluded.keeps_summary,
         updated_at = greatest(c.updated_at, excluded.updated_at),
-        time_to_live = coalesce(c.time_to_live, excluded.time_to_live)
+        time_to_live = coalesce(c.time_to_live, excluded.time_to_live),
+        key_id = excluded.key_id
+    where c.key_id is null
     returning next_message_index - %(message_count)s as first_index
-)
+)"""
+_STORE_KEY = """,
+data_key as (
+    insert into {schema}.conversation_keys (conversation_id, key_id, tenant_id, wrapped_key, master_key_name)
+    select %(id)s, %(key_id)s, %(tenant_id)s, %(wrapped_key)s, %(master_key_name)s from conversation
+)"""
+# Makes no conversation: what was deleted must not come back with a key from before.
+_LOCK_WITH_KEY = """
+with conversation as (
+    update {schema}.conversations c set
+        next_message_index = c.next_message_index + %(message_count)s,
+        keeps_summary = c.keeps_summary or %(keeps_summary)s,
+        updated_at = greatest(c.updated_at, statement_timestamp()),
+        time_to_live = coalesce(c.time_to_live, %(time_to_live)s::interval)
+    where c.id = %(id)s and c.key_id = %(key_id)s
+    returning c.next_message_index - %(message_count)s as first_index
+)"""
+_INSERT_MESSAGES = """
 insert into {schema}.conversation_messages
     (conversation_id, message_index, tenant_id, role, content, additional_kwargs, extra,
-     write_id, tags, judged_by, token_count, token_encoding, created_at)
+     write_id, tags, judged_by, token_count, token_encoding, created_at, key_id)
 select %(id)s, conversation.first_index + m.position::int - 1, %(tenant_id)s, m.role, m.content,
        m.additional_kwargs::json, m.extra::json,
        case when m.position = 1 then %(write_id)s::uuid end,
        case when m.position = 1 then %(tags)s::text[] end,
        %(judged_by)s, m.token_count, m.token_encoding,
-       clock_timestamp() -- not now(): that is when the transaction began, before it waited for its number
+       clock_timestamp(), -- not now(): that is when the transaction began, before it waited for its number
+       %(key_id)s::uuid
 from conversation,
      unnest(%(roles)s::text[], %(contents)s::text[], %(additional_kwargs)s::text[], %(extras)s::text[],
             %(token_counts)s::int[], %(token_encodings)s::text[])
-         with ordinality as m (role, content, additional_kwargs, extra, token_count, token_encoding, position);
+         with ordinality as m (role, content, additional_kwargs, extra, token_count, token_encoding, position)
+returning message_index;
 """
-)
-"""Append messages and hand out their numbers; where this write is already there, fails on an index whose name contains
-WRITE_ID_COLUMN: its own, or one of those that a partition or a shard has instead."""
+
+APPEND = READ_COMMITTED + _MAKE_OR_LOCK + _INSERT_MESSAGES
+"""Append messages in clear text and hand out their numbers, which are returned; none if the conversation is encrypted.
+Where this write is already there, fails on an index whose name contains WRITE_ID_COLUMN: its own, or one of those that
+a partition or a shard has instead."""
+
+APPEND_WITH_NEW_KEY = READ_COMMITTED + _MAKE_OR_LOCK + _STORE_KEY + _INSERT_MESSAGES
+"""As APPEND, encrypted with a key that becomes the conversation's; nothing is written if it has one."""
+
+APPEND_WITH_KEY = READ_COMMITTED + _LOCK_WITH_KEY + _INSERT_MESSAGES
+"""As APPEND, encrypted with the conversation's key; nothing is written if that is another one by now."""
 
 WRITE_ID_COLUMN = "write_id"
 
 PRUNE = """
-with preamble as (
+with written as materialized (
+    select message_index from {schema}.conversation_messages
+    where conversation_id = %(id)s and write_id = %(write_id)s
+),
+preamble as (
     select coalesce(
         (select message_index from {schema}.conversation_messages
          where conversation_id = %(id)s and role = 'human' order by message_index limit 1),
@@ -71,19 +103,22 @@ cut as materialized (
     ) as message_index
     from system
     where (select count(*) from newest) > %(max_messages)s
+),
+pruned as (
+    delete from {schema}.conversation_messages m
+    where m.conversation_id = %(id)s
+      and m.message_index < (
+          select case when c.keeps_summary then least(cut.message_index, c.summarized_through + 1)
+                      else cut.message_index end
+          from written, cut, {schema}.conversations c
+          where c.id = %(id)s and c.held_at is null)
+      and not (m.role = 'system' and m.message_index < (select ends_before from preamble))
 )
-delete from {schema}.conversation_messages m
-where m.conversation_id = %(id)s
-  and m.message_index < (
-      select case when c.keeps_summary then least(cut.message_index, c.summarized_through + 1)
-                  else cut.message_index end
-      from cut, {schema}.conversations c
-      where c.id = %(id)s and c.held_at is null)
-  and not (m.role = 'system' and m.message_index < (select ends_before from preamble));
+select message_index from written;
 """
 """Delete oldest whole turns above `max_messages`: never the newest turn, a system message of the preamble, nor what a
 summary has yet to cover. A log without turns keeps its newest messages. Only behind APPEND in the same query, whose
-lock it needs."""
+lock it needs; returns a row if that has written, else it does nothing."""
 
 # A conversation and the logs that agents keep beside it.
 FAMILY = """c.tenant_id = %(tenant_id)s and c.user_id = %(user_id)s

@@ -48,6 +48,23 @@ def quoted(name: str) -> str:
 # The server's default may be repeatable read, under which concurrent appends fail instead of waiting.
 READ_COMMITTED = "set transaction isolation level read committed;\n"
 
-# In the order of the fields of models.StoredMessage.
-MESSAGE = """m.role, m.content, m.additional_kwargs::text, m.extra::text, m.tags, m.judged_by,
-           m.token_count, m.token_encoding, m.message_index, m.created_at"""
+
+
+def sealed_with(row: str) -> str:
+    """Return a column with what opens the content of a row of messages or summaries, null for clear text.
+
+    It is an array of the conversation's id and the key's id, and, unless the key was erased, the name of its master key
+    and the wrapped key in base64. The key is always read with the content, never kept from before.
+
+    Args:
+        row: The row's name in the statement.
+    """
+    return f"""case when {row}.key_id is not null then array[{row}.conversation_id::text, {row}.key_id::text] || (
+               select array[k.master_key_name, encode(k.wrapped_key, 'base64')] from {{schema}}.conversation_keys k
+               where k.conversation_id = {row}.conversation_id and k.key_id = {row}.key_id) end"""
+
+
+# In the order of the fields of models.StoredMessage that a row has, and then what opens it.
+MESSAGE = f"""m.role, m.content, m.additional_kwargs::text, m.extra::text, m.tags, m.judged_by,
+           m.token_count, m.token_encoding, m.message_index, m.created_at,
+           {sealed_with("m")} as sealed_with"""

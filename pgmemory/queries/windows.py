@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pgmemory.queries.parts import MESSAGE, READ_COMMITTED
+from pgmemory.queries.parts import MESSAGE, READ_COMMITTED, sealed_with
 
 # A window is read by stepping from message to message along the primary key, in either direction, so that no more rows
 # are touched than the window holds, whatever the planner believes. Its answer joins up to four parts.
@@ -12,28 +12,36 @@ _PREAMBLE_SYSTEM = f"""
 select {PART_PREAMBLE} as part, false as done, {MESSAGE}
 from {{schema}}.conversation_messages m
 where m.conversation_id = %(id)s and m.role = 'system'
-  and m.message_index < coalesce(
+  -- As a subselect: the planner takes coalesce() for a function that may leak rows, so behind a policy not by index.
+  and m.message_index < (select coalesce(
       (select h.message_index from {{schema}}.conversation_messages h
        where h.conversation_id = %(id)s and h.role = 'human' order by h.message_index limit 1),
-      2147483647)
+      2147483647))
 """
 
 _SUMMARY = f"""
 select {PART_SUMMARY} as part, false as done, * from (
-    select 'summary', content, null::text, null::text, null::text[], null::text, null::int, null::text,
-           covers_through, created_at
-    from {{schema}}.conversation_summaries
-    where conversation_id = %(id)s
-    order by covers_through desc limit 1) s
+    select 'summary', s.content, null::text, null::text, null::text[], null::text, null::int, null::text,
+           s.covers_through, s.created_at, {sealed_with("s")}
+    from {{schema}}.conversation_summaries s
+    where s.conversation_id = %(id)s
+    order by s.covers_through desc limit 1) s
 """
 
 # What must still be so when a summary takes effect: the conversation was not made anew, nothing of it was cleared,
-# deleted or replaced, and no other summary came first.
-STATE_OF_C = "concat_ws('/', extract(epoch from c.created_at), c.revision, c.summarized_through)"
+# deleted or replaced, no other summary came first, and its key, if it has one, is the same.
+STATE_OF_C = "concat_ws('/', extract(epoch from c.created_at), c.revision, c.summarized_through, c.key_id)"
+
+
+def key_id_in(state: str) -> str | None:
+    """Return the id of the key that a conversation's state names; None for clear text."""
+    key_id = state.split("/")[3:]
+    return key_id[0] if key_id else None
+
 
 _STATE = f"""
 select {PART_STATE} as part, false as done, 'state', {STATE_OF_C}, null::text, null::text, null::text[], null::text,
-       null::int, null::text, null::int, c.created_at
+       null::int, null::text, null::int, c.created_at, null::text[]
 from {{schema}}.conversations c
 where c.id = %(id)s
 """
@@ -42,12 +50,14 @@ _AFTER_SUMMARY = "(select c.summarized_through from {schema}.conversations c whe
 
 # A message without a count of this encoding is taken for fewer tokens than it has (4 around it and one for eight
 # bytes), so that a page is rather too long than too short; the reader counts it and asks for another page if need be.
-# What is stored beside the text costs something too, or a page of images could be as large as memory.
+# What is stored beside the text costs something too, or a page of images could be as large as memory. What is encrypted
+# is longer than the text, and holds both.
 _COST = """coalesce(case when m.token_encoding = %(encoding)s then m.token_count end,
-                     4 + octet_length(m.content) / 8 + coalesce(pg_column_size(m.extra), 0) / 64)"""
+                     4 + octet_length(m.content) / case when m.key_id is null then 8 else 16 end
+                     + coalesce(pg_column_size(m.extra), 0) / 64)"""
 
 
-def _steps(*, bound: str, adds: str, done: str, newest_first: bool = True) -> str:
+def steps(*, bound: str, adds: str, done: str, newest_first: bool = True) -> str:
     """Return a recursive query `step` that goes on until a row is `done`, which it still includes.
 
     Args:
@@ -81,21 +91,21 @@ _IN_ORDER = "\norder by part, message_index;\n"
 _TOKENS_PASSED = "(total.total > %(budget)s and m.role = 'human')"
 
 READ_LAST_TURNS = (
-    _steps(bound="m.message_index < %(before)s", adds="(m.role = 'human')::int", done="total.total >= %(turns)s")
+    steps(bound="m.message_index < %(before)s", adds="(m.role = 'human')::int", done="total.total >= %(turns)s")
     + _UNION.join([_WINDOW, _PREAMBLE_SYSTEM])
     + _IN_ORDER
 )
 """The last `turns` turns before message `before`, and the preamble's system messages."""
 
 READ_LAST_TOKENS = (
-    _steps(bound="m.message_index < %(before)s", adds=_COST, done=_TOKENS_PASSED)
+    steps(bound="m.message_index < %(before)s", adds=_COST, done=_TOKENS_PASSED)
     + _UNION.join([_WINDOW, _PREAMBLE_SYSTEM])
     + _IN_ORDER
 )
 """The last turns before message `before` until they pass `budget` tokens, and the preamble's system messages."""
 
 READ_SUMMARY_WINDOW = (
-    _steps(
+    steps(
         bound=f"m.message_index < %(before)s and m.message_index > {_AFTER_SUMMARY}", adds=_COST, done=_TOKENS_PASSED
     )
     + _UNION.join([_WINDOW, _PREAMBLE_SYSTEM, _SUMMARY])
@@ -104,7 +114,7 @@ READ_SUMMARY_WINDOW = (
 """As READ_LAST_TOKENS, but only turns that no summary covers, and the newest summary."""
 
 READ_UNSUMMARIZED = (
-    _steps(bound=f"m.message_index > {_AFTER_SUMMARY}", adds=_COST, done=_TOKENS_PASSED, newest_first=False)
+    steps(bound=f"m.message_index > {_AFTER_SUMMARY}", adds=_COST, done=_TOKENS_PASSED, newest_first=False)
     + _UNION.join([_WINDOW, _PREAMBLE_SYSTEM, _SUMMARY, _STATE])
     + _IN_ORDER
 )
@@ -153,10 +163,10 @@ with taken as (
     where c.id = %(id)s and {STATE_OF_C} = %(state)s
     returning c.id
 )
-insert into {{schema}}.conversation_summaries (conversation_id, covers_through, tenant_id, content)
-select taken.id, %(covers_through)s, %(tenant_id)s, %(content)s from taken
+insert into {{schema}}.conversation_summaries (conversation_id, covers_through, tenant_id, content, key_id)
+select taken.id, %(covers_through)s, %(tenant_id)s, %(content)s, %(key_id)s::uuid from taken
 on conflict (conversation_id, covers_through) do update
-    set content = excluded.content, created_at = excluded.created_at
+    set content = excluded.content, key_id = excluded.key_id, created_at = excluded.created_at
 returning covers_through;
 """
 )

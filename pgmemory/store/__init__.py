@@ -8,11 +8,22 @@ from __future__ import annotations
 
 from pgmemory.store.conversations import ConversationOperations
 from pgmemory.store.editing import EditingOperations
+from pgmemory.store.inspection import InspectionOperations
 from pgmemory.store.log import LogOperations
 from pgmemory.store.retention import RetentionOperations
+from pgmemory.store.tenants import TenantOperations
+from pgmemory.store.transfer import TransferOperations
 
 
-class ConversationStore(LogOperations, ConversationOperations, RetentionOperations, EditingOperations):
+class ConversationStore(
+    LogOperations,
+    ConversationOperations,
+    InspectionOperations,
+    RetentionOperations,
+    EditingOperations,
+    TransferOperations,
+    TenantOperations,
+):
     """All conversations of one tenant, in one PostgreSQL schema.
 
     Make one per process and share it: every history and memory may use it at once, from any thread. Building it does
@@ -35,6 +46,15 @@ class ConversationStore(LogOperations, ConversationOperations, RetentionOperatio
         retry_seconds: For how long, from its first failure on, an operation is tried again that a lost connection, an
             unreachable or demoted server, or a conflict has stopped; 0 for never.
         on_operation: Called with an `Operation` after each, in the thread that asked for it: for metrics and traces.
+        redact: A function that rewrites the messages of each write, such as `redact_personal_data`: it is given them
+            before they are judged, counted or stored, and what it returns is all that is kept of them, in errors and
+            logs too; an empty list stores nothing. It must leave those it is given as they are, for the chain goes on
+            with them: the model sees in this call what was said, and in later ones what was stored. If it fails, the
+            turn is not stored (MessageNotStorableError) nor kept as `unsaved_turn`. It is for what histories and
+            memories save, intermediate steps too; not for session ids, user ids, metadata, or records that are
+            appended as they are. An `unsaved_turn` that is saved later passes it again.
+        keyring: Master keys: what is appended is encrypted, and what is encrypted can be read. Without one, encrypted
+            conversations are refused. See `pgmemory.encryption`.
         application_name: What PostgreSQL shows in ``pg_stat_activity``.
 
     Raises:

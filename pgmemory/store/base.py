@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import time
 import uuid
@@ -9,12 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from typing_extensions import Self
 
 from pgmemory import schema
 from pgmemory.embedded import LocalServer
+from pgmemory.encryption import DataKeys, Keyring
 from pgmemory.errors import ConfigurationError, ConversationHeldError, SchemaError
 from pgmemory.models import ConversationKey, Operation, PoolStats
 from pgmemory.names import check_span, indexed_id, schema_name, text_id
@@ -22,11 +24,18 @@ from pgmemory.pool import Database, Execute, StoreError
 from pgmemory.queries.parts import governed, in_schema
 from pgmemory.workers import Workers
 
+if TYPE_CHECKING:
+    from langchain_core.messages import BaseMessage
+
 # Its own limit ends a statement and leaves the connection in order; so it comes before the client's.
 _SHARE_OF_THE_SERVER = 0.9
 
 P = ParamSpec("P")
 T = TypeVar("T")
+F = TypeVar("F")
+
+FIRST_ID = "00000000-0000-0000-0000-000000000000"
+"""An id before every conversation's, to begin a walk along them."""
 
 _UNDEFINED = ("42P01", "3F000", "42703")  # undefined_table, invalid_schema_name, undefined_column
 
@@ -47,11 +56,18 @@ class StoreBase:
         query_timeout_seconds: float = 15.0,
         retry_seconds: float = 10.0,
         on_operation: Callable[[Operation], object] | None = None,
+        redact: Callable[[Sequence[BaseMessage]], Sequence[BaseMessage]] | None = None,
+        keyring: Keyring | None = None,
         application_name: str = "pgmemory",
     ) -> None:
+        if keyring is not None and not isinstance(keyring, Keyring):
+            raise ConfigurationError(f"keyring must be a Keyring or None, not {type(keyring).__name__}")
+        self.keyring = keyring
+        self._data_keys = DataKeys()
         self.schema = schema_name(schema)
         self.tenant_id = "" if tenant_id is None else indexed_id("tenant_id", tenant_id)
         self.time_to_live = check_span("time_to_live", time_to_live)
+        self.redact = _ordinary_function("redact", redact)
         self._database = Database(
             source,
             min_connections=min_connections,
@@ -92,18 +108,30 @@ class StoreBase:
             raise
         return store
 
-    def setup(self) -> list[str]:
+    def setup(self, *, row_level_security: schema.RowLevelSecurity | None = None) -> list[str]:
         """Create the schema or bring it up to date; return the names of the migrations that this call applied.
 
         Idempotent, and safe when any number of processes start at once. On a schema that is up to date it writes
         nothing and needs no right beyond reading. One transaction a migration.
 
+        Args:
+            row_level_security: Let PostgreSQL itself keep tenants apart, superusers and roles with BYPASSRLS aside.
+                ``"setting"``: a session sees the tenant that it names, as a store does with its `tenant_id`, which
+                protects against mistakes; ``"roles"``: a database role sees the tenant that `bind_role` gave it,
+                whatever SQL it sends; ``"off"``: neither. None leaves it as it is. Waits until no transaction uses
+                the tables, and keeps others waiting meanwhile. Needs PostgreSQL 15 and the tables' owner.
+
         Raises:
-            SchemaError: A newer pgmemory has changed the schema so that this version no longer works on it.
+            ConfigurationError: There is no such row-level security.
+            SchemaError: A newer pgmemory has changed the schema so that this version no longer works on it, this role
+                may not change it, or the server is too old for row-level security.
             StoreError: A migration failed (nothing of it is left) or the database could not be reached.
         """
-        applied = schema.apply(self._database, self.schema)
-        self._schema_fits = True
+        applied, current = schema.apply(self._database, self.schema)
+        if row_level_security is not None:
+            schema.secure(self._database, self.schema, row_level_security)
+        # Else the first operation looks whether this store's tenant is let in.
+        self._schema_fits = (row_level_security or current.row_level_security) == "off"
         return [f"{step.version:04}_{step.name}" for step in applied]
 
     def schema_status(self) -> schema.SchemaStatus:
@@ -193,19 +221,36 @@ class StoreBase:
     def _fitting_schema(self) -> Iterator[None]:
         """See before the first statement that the schema fits; say of a failure that it is what does not."""
         if not self._schema_fits:
-            schema.check(self._database, self.schema)
+            self._check_schema()
             self._schema_fits = True
         try:
             yield
         except StoreError as error:
             if error.sqlstate in _UNDEFINED:
                 # It was dropped or changed meanwhile: say what is the matter with it now.
-                schema.check(self._database, self.schema)
+                self._check_schema()
                 raise SchemaError(
                     f"the schema {self.schema!r} is not as its migrations made it: {error}. "
                     "Compare it with what `pgmemory schema` prints"
                 ) from error
+            if error.sqlstate == schema.NOT_ALLOWED:
+                # Row-level security may have been turned on meanwhile.
+                self._check_schema()
             raise
+
+    def _check_schema(self) -> None:
+        schema.check(self._database, self.schema, self.tenant_id)
+
+    def _scope(self, all_tenants: bool) -> str | None:
+        """Return the tenant that an operation is about, None for all of them, which takes a round trip to allow.
+
+        Raises:
+            StoreError: Row-level security keeps other tenants' rows from this role.
+        """
+        if not all_tenants:
+            return self.tenant_id
+        schema.require_all_tenants(self._database, self.schema)
+        return None
 
     def _own(self, key: ConversationKey) -> ConversationKey:
         """Return a key of this store's tenant.
@@ -216,6 +261,21 @@ class StoreBase:
         if key.tenant_id != self.tenant_id:
             raise ConfigurationError(f"a key of the tenant {key.tenant_id!r} in a store of {self.tenant_id!r}")
         return key
+
+
+def _ordinary_function(name: str, function: F) -> F:
+    """Return an argument that is a function or None.
+
+    Raises:
+        ConfigurationError: It cannot be called, or its result would have to be awaited.
+    """
+    if function is None:
+        return function
+    if not callable(function):
+        raise ConfigurationError(f"{name} must be a function or None, not a {type(function).__name__}")
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
+        raise ConfigurationError(f"{name} must be an ordinary function: a coroutine is not awaited")
+    return function
 
 
 def refuse_held(held: Sequence[tuple[Any, ...]]) -> None:

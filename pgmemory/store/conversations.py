@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import json
 import uuid
-from typing import Any
+from datetime import timedelta
+from typing import Any, Literal
 
 from pgmemory.errors import ConfigurationError, MessageNotStorableError
 from pgmemory.models import BEFORE_AGENT, ConversationRecord
+from pgmemory.names import check_span
 from pgmemory.pool import StoreError
 from pgmemory.queries import conversations
 from pgmemory.rows import names_of, to_conversation
 from pgmemory.store.base import StoreBase
 
+WHOLE_STORE_SECONDS = 3600.0
+"""How long a statement may take that reads all messages of a store: somebody waits for it, and may end it."""
+
 _NO_JSON_TEXT = ("22P05", "22P02")  # untranslatable_character, invalid_text_representation
+_UNRESTRICTED = dict.fromkeys(
+    ("user_id", "session_id", "before_agent", "id", "older_than", "newer_than", "min_messages", "held", "limit")
+) | {"offset": 0}
 
 
 class ConversationOperations(StoreBase):
@@ -24,6 +32,13 @@ class ConversationOperations(StoreBase):
         *,
         user_id: str | int | uuid.UUID | None = None,
         session_id: str | int | uuid.UUID | None = None,
+        older_than: timedelta | None = None,
+        newer_than: timedelta | None = None,
+        min_messages: int | None = None,
+        held: bool | None = None,
+        all_tenants: bool = False,
+        sort: Literal["updated", "created", "messages", "size"] = "updated",
+        with_sizes: bool = False,
         limit: int | None = None,
         offset: int = 0,
     ) -> list[ConversationRecord]:
@@ -32,15 +47,46 @@ class ConversationOperations(StoreBase):
         Args:
             user_id: Only this user's ('' for those without a user); None for everybody's.
             session_id: Only this conversation and the logs that agents keep beside it; None for all.
+            older_than: Only those without a turn for so long.
+            newer_than: Only those with a turn since then.
+            min_messages: Only those that hold at least so many messages.
+            held: Only those that are held, or only those that are not.
+            all_tenants: Those of every tenant, not only the store's.
+            sort: What comes first: the last used, the last created, the longest or the largest. For the longest and
+                the largest, as for `min_messages`, the messages of all conversations are looked at, which may take
+                minutes.
+            with_sizes: Read their `size_bytes` too.
             limit: At most this many; None for all.
             offset: Leave out this many first.
         """
-        for name, value in (("limit", limit), ("offset", offset)):
+        for name, value in (("limit", limit), ("offset", offset), ("min_messages", min_messages)):
             if value is not None and (type(value) is not int or not 0 <= value < 2**63):
                 raise ConfigurationError(f"{name} must be a whole number from 0, not {value!r}")
-        user = None if user_id is None else self.key("any", user_id).user_id
-        session = None if session_id is None else self.key(session_id).session_id
-        return self._conversations(user_id=user, session_id=session, limit=limit, offset=offset)
+        if sort not in conversations.SORTS:
+            raise ConfigurationError(f"sort must be one of {', '.join(conversations.SORTS)}, not {sort!r}")
+        return self._conversations(
+            sort,
+            with_sizes=with_sizes or sort == "size",
+            tenant_id=self._scope(all_tenants),
+            user_id=None if user_id is None else self.key("any", user_id).user_id,
+            session_id=None if session_id is None else self.key(session_id).session_id,
+            before_agent=BEFORE_AGENT,
+            older_than=check_span("older_than", older_than),
+            newer_than=check_span("newer_than", newer_than),
+            min_messages=min_messages,
+            held=held,
+            limit=limit,
+            offset=offset,
+        )
+
+    def find_conversations(
+        self, session_id: str | int | uuid.UUID, *, limit: int | None = None
+    ) -> list[ConversationRecord]:
+        """Return every user's conversation of this name, without the logs that agents keep beside it, last used first.
+
+        Looks at all conversations of the tenant; with its user, `get_conversation` goes straight to the one.
+        """
+        return self._conversations(session_id=self.key(session_id).session_id, limit=limit)
 
     def get_conversation(
         self, session_id: str | int | uuid.UUID, *, user_id: str | int | uuid.UUID | None = None
@@ -88,24 +134,15 @@ class ConversationOperations(StoreBase):
             raise
 
     def _conversations(
-        self,
-        *,
-        user_id: str | None = None,
-        session_id: str | None = None,
-        id: str | None = None,
-        limit: int | None = None,
-        offset: int = 0,
+        self, sort: str = "updated", *, with_sizes: bool = False, **given: Any
     ) -> list[ConversationRecord]:
-        parameters = {
-            "tenant_id": self.tenant_id,
-            "user_id": user_id,
-            "session_id": session_id,
-            "before_agent": BEFORE_AGENT,
-            "id": id,
-            "limit": limit,
-            "offset": offset,
-        }
-        rows = self._execute("list_conversations", conversations.READ_CONVERSATIONS, parameters)
+        parameters = _UNRESTRICTED | {"tenant_id": self.tenant_id} | given
+        statement = conversations.read_conversations(sort, with_sizes=with_sizes)
+        if with_sizes or sort == "messages" or given.get("min_messages"):
+            # Reads messages, maybe of all conversations.
+            rows = self._transact(
+                "list_conversations", lambda execute: execute(statement, parameters), seconds=WHOLE_STORE_SECONDS
+            )
+        else:
+            rows = self._execute("list_conversations", statement, parameters)
         return [to_conversation(row) for row in rows]
-
-

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from pgmemory.models import ConversationKey, Edit, StoredMessage
 from pgmemory.pool import Execute
 from pgmemory.queries import editing
-from pgmemory.rows import edit_parameters, to_message
-from pgmemory.store.base import StoreBase, refuse_held
+from pgmemory.rows import edit_parameters
+from pgmemory.store.base import refuse_held
+from pgmemory.store.encryption import EncryptionOperations
 
 
-class EditingOperations(StoreBase):
+class EditingOperations(EncryptionOperations):
     """What changes messages that were stored."""
 
     def edit_turns(
@@ -41,12 +43,22 @@ class EditingOperations(StoreBase):
             locked = execute(editing.LOCK_CONVERSATION, {"id": id})
             if not locked:
                 return decide([])
-            refuse_held([(session_id, reason) for session_id, reason, is_held in locked if is_held])
+            ((session_id, reason, is_held, key_id),) = locked
+            refuse_held([(session_id, reason)] if is_held else [])
             rows = execute(editing.READ_TURNS_AROUND, {"id": id, "indexes": list(indexes)})
-            turns = [to_message(row) for row in rows]
+            turns = self._to_messages(key, rows)
             decided = decide(turns)
             if decided.deleted or decided.put:
-                execute(editing.APPLY_EDIT, edit_parameters(key, decided, turns))
+                parameters = edit_parameters(key, self._sealed(key, key_id, decided, execute), turns)
+                execute(editing.APPLY_EDIT, parameters | {"key_id": key_id})
             return decided
 
         return self._transact("edit_turns", edit)
+
+    def _sealed(self, key: ConversationKey, key_id: str | None, edit: Edit, execute: Execute) -> Edit:
+        """Return an edit with what it puts encrypted, if the conversation is, whose lock is held."""
+        if key_id is None or not edit.put:
+            return edit
+        data_key = self._data_key(key, key_id, execute)
+        assert data_key is not None, "the lock keeps the key"
+        return replace(edit, put=tuple(data_key.seal_message(message) for message in edit.put))

@@ -11,13 +11,14 @@ from typing import Any
 from pgmemory.models import AFTER_ALL, BEFORE_AGENT, ConversationKey, StoredMessage, Window, readable
 from pgmemory.pool import StoreError
 from pgmemory.queries import log, windows
-from pgmemory.rows import append_parameters, names_of, to_message, to_window
-from pgmemory.store.base import StoreBase, refuse_held
+from pgmemory.rows import names_of
+from pgmemory.store.base import refuse_held
+from pgmemory.store.encryption import EncryptionOperations, Rows
 
 _logger = logging.getLogger(__name__)
 
 
-class LogOperations(StoreBase):
+class LogOperations(EncryptionOperations):
     """What histories and memories are made of: each takes the key of a conversation."""
 
     def append(
@@ -45,19 +46,21 @@ class LogOperations(StoreBase):
             StoreUnavailableError: The database could not be reached, or the answer was lost each time: it may have been
                 written, which another call with the same `write_id` settles.
             StoreError: The database refused; nothing was written.
+            EncryptionError: The conversation is encrypted and the keyring is missing or does not open its key; nothing
+                was written.
         """
-        statements = log.APPEND if max_messages is None else log.APPEND + log.PRUNE
-        parameters = append_parameters(
-            self._own(key),
-            messages,
-            write_id,
-            tags=tags,
-            judged_by=judged_by,
-            max_messages=max_messages,
-            time_to_live=self.time_to_live,
-        )
         with _written_once(key):
-            self._execute("append", statements, parameters)
+            self._append(
+                self._own(key),
+                messages,
+                write_id,
+                then="" if max_messages is None else log.PRUNE,
+                was_written=lambda rows, key_id: bool(rows),
+                tags=tags,
+                judged_by=judged_by,
+                max_messages=max_messages,
+                time_to_live=self.time_to_live,
+            )
 
     def append_and_read_unsummarized(
         self,
@@ -73,18 +76,19 @@ class LogOperations(StoreBase):
 
         From then on pruning spares what no summary covers yet.
         """
-        statements = log.APPEND if max_messages is None else log.APPEND + log.PRUNE
-        parameters = append_parameters(
-            self._own(key),
-            messages,
-            write_id,
-            max_messages=max_messages,
-            keeps_summary=True,
-            time_to_live=self.time_to_live,
-        )
-        parameters |= {"budget": budget, "encoding": encoding}
         with _written_once(key):
-            return to_window(self._execute("append", statements + windows.READ_UNSUMMARIZED, parameters))
+            rows = self._append(
+                self._own(key),
+                messages,
+                write_id,
+                then=("" if max_messages is None else log.PRUNE) + windows.READ_UNSUMMARIZED,
+                was_written=lambda rows, key_id: windows.key_id_in(_state_in(rows)) == key_id,
+                and_reads={"budget": budget, "encoding": encoding},
+                max_messages=max_messages,
+                keeps_summary=True,
+                time_to_live=self.time_to_live,
+            )
+            return self._to_window(key, rows)
         # Only where the write was there already: nothing was read then.
         return self.read_unsummarized(key, budget=budget, encoding=encoding)
 
@@ -94,12 +98,12 @@ class LogOperations(StoreBase):
 
     def read_all(self, key: ConversationKey) -> list[StoredMessage]:
         """Return all messages of a conversation, oldest first."""
-        return [to_message(row) for row in self._execute("read_all", log.READ_ALL, {"id": str(self._own(key).id)})]
+        return self._to_messages(key, self._execute("read_all", log.READ_ALL, {"id": str(self._own(key).id)}))
 
     def read_last_turns(self, key: ConversationKey, *, turns: int, before: int = AFTER_ALL) -> Window:
         """Read the last `turns` turns before message `before`. Touches no older row."""
         parameters = {"id": str(self._own(key).id), "turns": turns, "before": before}
-        return to_window(self._execute("read_last_turns", windows.READ_LAST_TURNS, parameters))
+        return self._to_window(key, self._execute("read_last_turns", windows.READ_LAST_TURNS, parameters))
 
     def read_last_tokens(
         self, key: ConversationKey, *, budget: int, encoding: str | None, before: int = AFTER_ALL
@@ -126,7 +130,7 @@ class LogOperations(StoreBase):
             before: Index above the newest message to read.
         """
         parameters = {"id": str(self._own(key).id), "turns": turns, "rule": rule, "before": before}
-        return to_window(self._execute("read_relevant_turns", windows.READ_RELEVANT_TURNS, parameters))
+        return self._to_window(key, self._execute("read_relevant_turns", windows.READ_RELEVANT_TURNS, parameters))
 
     def clear(self, key: ConversationKey) -> None:
         """Delete a conversation's messages and summaries; its row, its metadata and its numbering stay.
@@ -160,7 +164,7 @@ class LogOperations(StoreBase):
         Unless the window is `complete`, its last message begins a turn of which nothing else was read.
         """
         parameters = {"id": str(self._own(key).id), "budget": budget, "encoding": encoding}
-        return to_window(self._execute("read_unsummarized", windows.READ_UNSUMMARIZED, parameters))
+        return self._to_window(key, self._execute("read_unsummarized", windows.READ_UNSUMMARIZED, parameters))
 
     def record_summary(self, key: ConversationKey, *, content: str, covers_through: int, state: str) -> bool:
         """Let a summary take effect, unless the conversation has changed since `state` was read.
@@ -173,15 +177,25 @@ class LogOperations(StoreBase):
             state: `Window.state` of the read that it was made from.
 
         Returns:
-            Whether it took effect. Not if the conversation was cleared or something of it deleted or replaced
-            meanwhile, or if another summary came first.
+            Whether it took effect. Not if the conversation was cleared, something of it deleted or replaced or its key
+            made or erased meanwhile, or if another summary came first.
+
+        Raises:
+            EncryptionError: It is encrypted and the keyring is missing or does not open its key.
         """
+        content, key_id = readable(content), windows.key_id_in(state)
+        if key_id is not None:
+            data_key = self._data_key(self._own(key), key_id)
+            if data_key is None:
+                return False
+            content = data_key.seal_summary(content)
         parameters = {
             "id": str(self._own(key).id),
             "tenant_id": self.tenant_id,
-            "content": readable(content),
+            "content": content,
             "covers_through": covers_through,
             "state": state,
+            "key_id": key_id,
         }
         return bool(self._execute("record_summary", windows.RECORD_SUMMARY, parameters))
 
@@ -189,7 +203,12 @@ class LogOperations(StoreBase):
         self, name: str, statement: str, key: ConversationKey, budget: int, encoding: str | None, before: int
     ) -> Window:
         parameters = {"id": str(self._own(key).id), "budget": budget, "encoding": encoding, "before": before}
-        return to_window(self._execute(name, statement, parameters))
+        return self._to_window(key, self._execute(name, statement, parameters))
+
+
+def _state_in(rows: Rows) -> str:
+    """Return the conversation's state in the rows of READ_UNSUMMARIZED; empty if there is no conversation."""
+    return next((state for part, _, _, state, *_ in rows if part == windows.PART_STATE), "")
 
 
 @contextmanager

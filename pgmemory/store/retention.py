@@ -12,7 +12,7 @@ from pgmemory.names import check_span, indexed_id
 from pgmemory.pool import Execute
 from pgmemory.queries import retention
 from pgmemory.rows import names_of
-from pgmemory.store.base import StoreBase
+from pgmemory.store.base import FIRST_ID, StoreBase
 
 # One transaction deletes at most so many conversations and, but for a single longer one, about so many messages: what
 # it locks is locked for a fraction of a second.
@@ -20,7 +20,6 @@ _BATCH_CONVERSATIONS = 100
 _BATCH_MESSAGES = 5_000
 # A conversation of millions of messages is deleted in one statement.
 _STATEMENT_SECONDS = 3600.0
-_NIL = "00000000-0000-0000-0000-000000000000"  # before every conversation's id
 
 
 class RetentionOperations(StoreBase):
@@ -101,11 +100,11 @@ class RetentionOperations(StoreBase):
             What was deleted, or would be.
         """
         parameters = {
-            "tenant_id": None if all_tenants else self.tenant_id,
+            "tenant_id": self._scope(all_tenants),
             "older_than": check_span("older_than", older_than),
         }
         conversations, held, messages, summaries = self._transact(
-            "count_idle", lambda execute: execute(retention.COUNT_IDLE, parameters)[0], seconds=_STATEMENT_SECONDS
+            "prune", lambda execute: execute(retention.COUNT_IDLE, parameters)[0], seconds=_STATEMENT_SECONDS
         )
         if dry_run:
             return Pruned(conversations, messages, summaries, held)
@@ -171,7 +170,7 @@ class RetentionOperations(StoreBase):
         on_batch: Callable[[list[ErasedConversation]], object],
     ) -> None:
         """Delete the conversations that a statement locks, batch after batch."""
-        after = _NIL
+        after = FIRST_ID
 
         def delete_batch(execute: Execute) -> tuple[str | None, list[ErasedConversation]]:
             locked = execute(lock, parameters | {"after": after, "limit": _BATCH_CONVERSATIONS})

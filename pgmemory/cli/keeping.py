@@ -1,0 +1,227 @@
+"""Commands that keep and forget whole conversations: prune, ttl, hold, release, erase."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import click
+
+from pgmemory.cli.app import json_option, main, print_json, user_option, with_store
+from pgmemory.cli.durations import Duration
+from pgmemory.cli.finding import find_conversation
+from pgmemory.cli.printing import one_line
+from pgmemory.cli.progress import progress_bar
+from pgmemory.models import Erased, Pruned
+from pgmemory.pool import StoreError
+from pgmemory.store import ConversationStore
+
+
+@main.command()
+@click.option("--older-than", type=Duration(), help="Delete conversations without a turn for so long, as in 30d.")
+@click.option("--all-tenants", is_flag=True, help="Prune the conversations of every tenant.")
+@click.option("--dry-run", is_flag=True, help="Delete nothing, only count.")
+@click.option("--every", type=Duration(), help="Go on as a service, and prune so often; stops on SIGTERM.")
+@json_option
+@with_store
+def prune(
+    store: ConversationStore,
+    older_than: timedelta | None,
+    all_tenants: bool,
+    dry_run: bool,
+    every: timedelta | None,
+    as_json: bool,
+) -> None:
+    """Delete idle conversations: those whose time to live has passed, and with --older-than all that are older.
+
+    Works in small batches beside writers, and passes over what is held or in use. It may be stopped at any time;
+    another run goes on.
+
+    \b
+    Examples:
+      pgmemory prune --older-than 30d --dry-run
+      pgmemory prune --older-than 30d
+      pgmemory prune --every 1h
+    """
+    if every is None:
+        _print_pruned(_prune(store, older_than, all_tenants, dry_run), dry_run, as_json)
+        return
+    with _until_told_to_stop() as stopped:
+        while not stopped.is_set():
+            try:
+                _print_pruned(_prune(store, older_than, all_tenants, dry_run, stopped), dry_run, as_json)
+            except StoreError as error:
+                # A service outlives its server: the next round may reach it.
+                click.echo(f"{_now()} not pruned: {' '.join(str(error).split())}", err=True)
+            stopped.wait(every.total_seconds())
+
+
+class _Stopped(Exception):
+    """The service was told to stop in the middle of a round."""
+
+
+def _prune(
+    store: ConversationStore,
+    older_than: timedelta | None,
+    all_tenants: bool,
+    dry_run: bool,
+    stopped: threading.Event | None = None,
+) -> Pruned:
+    so_far = Pruned(0, 0, 0, 0)
+    with progress_bar("pruning") as show:
+
+        def after_batch(pruned: Pruned) -> None:
+            nonlocal so_far
+            so_far = pruned
+            show(pruned.conversations)
+            if stopped is not None and stopped.is_set():
+                raise _Stopped
+
+        try:
+            return store.prune(older_than=older_than, all_tenants=all_tenants, dry_run=dry_run, on_batch=after_batch)
+        except _Stopped:
+            return so_far
+
+
+def _print_pruned(pruned: Pruned, dry_run: bool, as_json: bool) -> None:
+    if as_json:
+        print_json({"time": _now(), "dry_run": dry_run, **asdict(pruned)})
+    else:
+        held = f"; {pruned.held} held and kept" if pruned.held else ""
+        done = "would prune" if dry_run else "pruned"
+        click.echo(f"{_now()} {done} {pruned.conversations} conversations with {pruned.messages} messages{held}")
+    sys.stdout.flush()
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+@contextmanager
+def _until_told_to_stop() -> Iterator[threading.Event]:
+    """Give an event that SIGTERM and SIGINT set."""
+    stopped = threading.Event()
+    signals = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.signal(number, lambda *_: stopped.set()) for number in signals]
+    try:
+        yield stopped
+    finally:
+        for number, handler in zip(signals, before, strict=True):
+            signal.signal(number, handler)
+
+
+class _TimeToLive(Duration):
+    """A duration, or ``none``."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return "none" if value == "none" else super().convert(value, param, ctx)
+
+
+@main.command()
+@click.argument("session")
+@click.argument("duration", type=_TimeToLive())
+@user_option
+@with_store
+def ttl(store: ConversationStore, session: str, duration: timedelta | str, user: str | None) -> None:
+    """Set how long after its last turn `prune` deletes a conversation; `none` for the application's own rule.
+
+    \b
+    Examples:
+      pgmemory ttl ticket-42 90d --user u7
+      pgmemory ttl ticket-42 none
+    """
+    found = find_conversation(store, session, user)
+    span = duration if isinstance(duration, timedelta) else None
+    rule = "no time to live of its own" if span is None else f"{span} after its last turn"
+    for session_id in store.set_time_to_live(found.session_id, span, user_id=found.user_id):
+        click.echo(f"{one_line(session_id)}: {rule}")
+
+
+@main.command()
+@click.argument("session")
+@click.option("--reason", metavar="TEXT", help="Why, for those who meet the hold.")
+@user_option
+@with_store
+def hold(store: ConversationStore, session: str, reason: str | None, user: str | None) -> None:
+    """Hold a conversation: nothing of it is deleted or changed until it is released. New turns are still stored.
+
+    \b
+    Example:
+      pgmemory hold ticket-42 --user u7 --reason "case 2026/117"
+    """
+    found = find_conversation(store, session, user)
+    for session_id in store.hold(found.session_id, user_id=found.user_id, reason=reason):
+        click.echo(f"held {one_line(session_id)}")
+
+
+@main.command()
+@click.argument("session")
+@user_option
+@with_store
+def release(store: ConversationStore, session: str, user: str | None) -> None:
+    """End the hold on a conversation.
+
+    \b
+    Example:
+      pgmemory release ticket-42 --user u7
+    """
+    found = find_conversation(store, session, user)
+    released = store.release(found.session_id, user_id=found.user_id)
+    if not released:
+        click.echo(f"{one_line(found.session_id)} was not held")
+    for session_id in released:
+        click.echo(f"released {one_line(session_id)}")
+
+
+@main.command()
+@click.option("--session", metavar="SESSION", help="Erase this conversation.")
+@click.option("--user", metavar="USER", help="Erase all of this user's conversations, or say whose the one is.")
+@click.option("--yes", is_flag=True, help="Do not ask on a terminal.")
+@json_option
+@with_store
+def erase(store: ConversationStore, session: str | None, user: str | None, yes: bool, as_json: bool) -> None:
+    """Delete a conversation, or all of a user's, without a trace, and print a receipt.
+
+    A receipt names each conversation and what it held. Ends with 1 if one is held, and so was kept. Backups, and the
+    server's own files until it has cleaned them up, are another matter: see the guide to operations.
+
+    \b
+    Examples:
+      pgmemory erase --user u7
+      pgmemory erase --session ticket-42 --user u7 --json
+    """
+    if session is None and not user:
+        raise click.UsageError("say what to erase: --user, --session, or both for one of a user's conversations")
+    what = f"all conversations of the user {user!r}"
+    if session is not None:
+        found = find_conversation(store, session, user)
+        session, user = found.session_id, found.user_id
+        what = f"the conversation {session!r} of the user {user!r}"
+    if not yes and sys.stdin.isatty():
+        click.confirm(f"Erase {what}? This cannot be undone.", abort=True, err=True)
+    if session is None:
+        assert user is not None
+        erased = store.erase_user(user)
+    else:
+        erased = store.erase_conversation(session, user_id=user)
+    _print_receipt(erased, as_json)
+    if erased.held:
+        raise click.ClickException(f"kept, because they are held: {', '.join(map(repr, erased.held))}")
+
+
+def _print_receipt(erased: Erased, as_json: bool) -> None:
+    if as_json:
+        print_json({"erased_at": _now(), **asdict(erased)})
+        return
+    tenant = f" of the tenant {erased.tenant_id!r}" if erased.tenant_id else ""
+    click.echo(f"{_now()} erased for the user {erased.user_id!r}{tenant}")
+    for gone in erased.conversations:
+        click.echo(f"  {one_line(gone.session_id)}: {gone.messages} messages, {gone.summaries} summaries")
+    messages = sum(gone.messages for gone in erased.conversations)
+    click.echo(f"{len(erased.conversations)} conversations, {messages} messages")

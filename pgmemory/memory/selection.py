@@ -1,0 +1,59 @@
+"""What a memory chose of a log, and what it says of the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from pgmemory.turns import LoggedMessage, Turn
+
+
+class SummaryMessage(LoggedMessage):
+    """The message that shows a summary; its index is that of the last message that the summary covers."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The messages that a memory shows.
+
+    Attributes:
+        head: What stands before the turns.
+        turns: The turns as they are shown, oldest first; empty ones for turns of which nothing is shown.
+        limit: The token limit that they were chosen by, or a function of the head's tokens that returns it.
+    """
+
+    head: list[LoggedMessage]
+    turns: list[Turn]
+    limit: int | Callable[[int], int] | None = None
+
+
+Code = Literal[
+    "kept",
+    "summary",
+    "added",
+    "beyond_k",
+    "beyond_limit",
+    "irrelevant",
+    "summarized",
+    "preamble",
+    "empty",
+    "unpaired_call",
+    "unpaired_result",
+    "removal",
+    "left_out",
+]
+
+
+class Verdict(NamedTuple):
+    """Why messages are shown or are not: a word for scripts, and a sentence."""
+
+    code: Code
+    reason: str
+
+
+def beyond_k(k: int, turns: str = "turns") -> Verdict:
+    """Return the verdict on what is older than the last `k` turns."""
+    return Verdict("beyond_k", f"Older than the last {k} {turns}." if k else "k is 0, which shows no turn.")
