@@ -20,6 +20,8 @@ REQUIREMENTS_peers-langchain1 := --requirement tests/peers/requirements.txt
 REQUIREMENTS_peers-langchain03 := --requirement tests/peers/requirements.txt
 LINE_langchain1 := LangChain 1.x
 LINE_langchain03 := LangChain 0.3
+# What lies below LangChain is the same beside both: it is tested beside one.
+TESTS_langchain03 := -m "not install and not large and not below_langchain"
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -49,7 +51,7 @@ test: test-langchain1 test-langchain03
 
 test-langchain1 test-langchain03: test-%: .venv-%/installed
 	@echo "Testing beside $(LINE_$*)"
-	@.venv-$*/bin/python -m pytest -q -n $(WORKERS)
+	@.venv-$*/bin/python -m pytest -q -n $(WORKERS) $(TESTS_$*)
 
 test-large: .venv-langchain1/installed
 	@echo "Testing with large amounts of data"

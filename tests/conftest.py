@@ -34,6 +34,37 @@ if TYPE_CHECKING:
     from pgmemory.pool import Database
 
 PROJECT = Path(__file__).resolve().parents[1]
+
+# Of what lies below LangChain: it is the same beside either line, so one run of these is enough.
+BELOW_LANGCHAIN = {
+    "test_benchmarks",
+    "test_chaos_audit",
+    "test_cli",
+    "test_cli_keeping",
+    "test_cli_look",
+    "test_database",
+    "test_deadlines",
+    "test_distribution",
+    "test_documents",
+    "test_dsn",
+    "test_embedded",
+    "test_failover",
+    "test_faults",
+    "test_floors",
+    "test_given_pools",
+    "test_inspection",
+    "test_keywords",
+    "test_operations_guide",
+    "test_packaging",
+    "test_plans",
+    "test_pool",
+    "test_pool_copies",
+    "test_retention",
+    "test_row_level_security",
+    "test_schema",
+    "test_store",
+    "test_transcript",
+}
 RUN_FOLDER = "PGMEMORY_TEST_RUN_FOLDER"
 
 # How long an example takes says nothing here: the server shares the machine with the tests.
@@ -52,6 +83,14 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["TIKTOKEN_CACHE_DIR"] = os.path.join(folder, "encodings")
     for name in ("LANGCHAIN_TRACING_V2", "LANGSMITH_TRACING"):
         os.environ[name] = "false"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of what lies below LangChain."""
+    for item in items:
+        if item.path.stem in BELOW_LANGCHAIN:
+            item.add_marker("below_langchain")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

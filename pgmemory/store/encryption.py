@@ -19,6 +19,7 @@ from pgmemory.errors import EncryptionError
 from pgmemory.models import ConversationKey, StoredMessage, Window
 from pgmemory.pool import Execute, StoreError
 from pgmemory.queries import encryption, log
+from pgmemory.queries.parts import only_noting_seals
 from pgmemory.rows import append_parameters, to_message, to_window
 from pgmemory.store.base import FIRST_ID, StoreBase, refuse_held
 
@@ -208,6 +209,18 @@ class EncryptionOperations(StoreBase):
         if opener.erased:
             _logger.warning("%s: %d messages are left out, for their key was erased", name, opener.erased)
 
+    def _read_rows(self, name: str, statement: str, parameters: dict[str, Any]) -> Rows:
+        """Run a statement that reads messages, with `sealed_with` last.
+
+        Without a keyring hardly anything is encrypted: then it takes another round trip to say what is the matter, and
+        all others take a tenth less time.
+        """
+        if self.keyring is None:
+            rows = self._execute(name, only_noting_seals(statement), parameters)
+            if not notes_seals(rows):
+                return rows
+        return self._execute(name, statement, parameters)
+
     def _to_messages(self, key: ConversationKey, rows: Sequence[Sequence[Any]]) -> list[StoredMessage]:
         """Return the messages in a statement's rows, in clear text. Raises EncryptionError as `_find_data_key` does."""
         with self._opener(_name(key)) as opener:
@@ -217,6 +230,11 @@ class EncryptionOperations(StoreBase):
         """Return the window in a statement's rows, in clear text. Raises EncryptionError as `_find_data_key` does."""
         with self._opener(_name(key)) as opener:
             return to_window(rows, opener)
+
+
+def notes_seals(rows: Rows) -> bool:
+    """Tell whether a statement that only notes seals has read something encrypted."""
+    return any(row[-1] is not None for row in rows)
 
 
 def _name(key: ConversationKey) -> str:

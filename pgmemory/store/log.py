@@ -11,9 +11,10 @@ from typing import Any
 from pgmemory.models import AFTER_ALL, BEFORE_AGENT, ConversationKey, StoredMessage, Window, readable
 from pgmemory.pool import StoreError
 from pgmemory.queries import log, windows
+from pgmemory.queries.parts import only_noting_seals
 from pgmemory.rows import names_of
 from pgmemory.store.base import refuse_held
-from pgmemory.store.encryption import EncryptionOperations, Rows
+from pgmemory.store.encryption import EncryptionOperations, Rows, notes_seals
 
 _logger = logging.getLogger(__name__)
 
@@ -81,15 +82,17 @@ class LogOperations(EncryptionOperations):
                 self._own(key),
                 messages,
                 write_id,
-                then=("" if max_messages is None else log.PRUNE) + windows.READ_UNSUMMARIZED,
+                then=("" if max_messages is None else log.PRUNE)
+                + (windows.READ_UNSUMMARIZED if self.keyring else only_noting_seals(windows.READ_UNSUMMARIZED)),
                 was_written=lambda rows, key_id: windows.key_id_in(_state_in(rows)) == key_id,
                 and_reads={"budget": budget, "encoding": encoding},
                 max_messages=max_messages,
                 keeps_summary=True,
                 time_to_live=self.time_to_live,
             )
-            return self._to_window(key, rows)
-        # Only where the write was there already: nothing was read then.
+            if self.keyring is not None or not notes_seals(rows):
+                return self._to_window(key, rows)
+        # Only where the write was there already, so that nothing was read, or where something encrypted has no key.
         return self.read_unsummarized(key, budget=budget, encoding=encoding)
 
     def list_messages(self, session_id: str | int | uuid.UUID, *, user_id: Any = None) -> list[StoredMessage]:
@@ -98,12 +101,12 @@ class LogOperations(EncryptionOperations):
 
     def read_all(self, key: ConversationKey) -> list[StoredMessage]:
         """Return all messages of a conversation, oldest first."""
-        return self._to_messages(key, self._execute("read_all", log.READ_ALL, {"id": str(self._own(key).id)}))
+        return self._to_messages(key, self._read_rows("read_all", log.READ_ALL, {"id": str(self._own(key).id)}))
 
     def read_last_turns(self, key: ConversationKey, *, turns: int, before: int = AFTER_ALL) -> Window:
         """Read the last `turns` turns before message `before`. Touches no older row."""
         parameters = {"id": str(self._own(key).id), "turns": turns, "before": before}
-        return self._to_window(key, self._execute("read_last_turns", windows.READ_LAST_TURNS, parameters))
+        return self._to_window(key, self._read_rows("read_last_turns", windows.READ_LAST_TURNS, parameters))
 
     def read_last_tokens(
         self, key: ConversationKey, *, budget: int, encoding: str | None, before: int = AFTER_ALL
@@ -130,7 +133,7 @@ class LogOperations(EncryptionOperations):
             before: Index above the newest message to read.
         """
         parameters = {"id": str(self._own(key).id), "turns": turns, "rule": rule, "before": before}
-        return self._to_window(key, self._execute("read_relevant_turns", windows.READ_RELEVANT_TURNS, parameters))
+        return self._to_window(key, self._read_rows("read_relevant_turns", windows.READ_RELEVANT_TURNS, parameters))
 
     def clear(self, key: ConversationKey) -> None:
         """Delete a conversation's messages and summaries; its row, its metadata and its numbering stay.
@@ -164,7 +167,7 @@ class LogOperations(EncryptionOperations):
         Unless the window is `complete`, its last message begins a turn of which nothing else was read.
         """
         parameters = {"id": str(self._own(key).id), "budget": budget, "encoding": encoding}
-        return self._to_window(key, self._execute("read_unsummarized", windows.READ_UNSUMMARIZED, parameters))
+        return self._to_window(key, self._read_rows("read_unsummarized", windows.READ_UNSUMMARIZED, parameters))
 
     def record_summary(self, key: ConversationKey, *, content: str, covers_through: int, state: str) -> bool:
         """Let a summary take effect, unless the conversation has changed since `state` was read.
@@ -203,7 +206,7 @@ class LogOperations(EncryptionOperations):
         self, name: str, statement: str, key: ConversationKey, budget: int, encoding: str | None, before: int
     ) -> Window:
         parameters = {"id": str(self._own(key).id), "budget": budget, "encoding": encoding, "before": before}
-        return self._to_window(key, self._execute(name, statement, parameters))
+        return self._to_window(key, self._read_rows(name, statement, parameters))
 
 
 def _state_in(rows: Rows) -> str:
