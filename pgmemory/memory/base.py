@@ -21,7 +21,7 @@ from pgmemory.errors import ConfigurationError
 from pgmemory.formats import as_text
 from pgmemory.history import SAVE_ERRORS, PostgresChatMessageHistory, as_list, to_stored_messages
 from pgmemory.memory.explanation import Explanation, explain_memory
-from pgmemory.memory.selection import Selection, Verdict
+from pgmemory.memory.selection import Explainable, Selection, Verdict
 from pgmemory.memory.window_history import WindowHistory
 from pgmemory.said import STEPS, steps_to_messages, to_messages
 from pgmemory.store import ConversationStore
@@ -80,7 +80,7 @@ class PostgresChatMemory(BaseChatMemory):
     on_save_error: Literal["raise", "log"] = "raise"
 
     # Where a copy that explains notes what it and copies of it choose.
-    _noted: list[tuple[PostgresChatMemory, Selection]] | None = PrivateAttr(default=None)
+    _noted: list[tuple[Explainable, Selection]] | None = PrivateAttr(default=None)
 
     if TYPE_CHECKING:
         # The shorthand, which type checkers take for fields.
@@ -197,7 +197,7 @@ class PostgresChatMemory(BaseChatMemory):
             PgMemoryError: The conversation was changed during each of five tries.
             StoreError: The database could not be asked.
         """
-        return explain_memory(self, {} if inputs is None else inputs)
+        return explain_memory(self.model_copy(), {} if inputs is None else inputs)
 
     async def aexplain(self, inputs: dict[str, Any] | None = None) -> Explanation:
         """Explain as `explain` does, without blocking the event loop."""

@@ -6,19 +6,16 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, FunctionMessage, SystemMessage, ToolMessage
 
 from pgmemory.errors import PgMemoryError
 from pgmemory.formats import text_with_calls
 from pgmemory.history import to_logged
-from pgmemory.memory.selection import Code, Selection, SummaryMessage, Verdict
+from pgmemory.memory.selection import Code, Explainable, Selection, SummaryMessage, Verdict
 from pgmemory.tokens import ESTIMATED, TOKENS_AROUND_ALL, CustomCounter, EncodingCounter
 from pgmemory.turns import LoggedMessage, Turn, is_mute, is_preamble_system, shown, shown_preamble, split_turns
-
-if TYPE_CHECKING:
-    from pgmemory.memory.base import PostgresChatMemory
 
 # A busy conversation gets a turn every few seconds; explaining a long one takes less.
 _TRIES = 5
@@ -110,17 +107,21 @@ def shortened(text: str, characters: int = _SHORT) -> str:
     return line if len(line) <= characters and len(text) <= 4 * characters else f"{line[: characters - 1]}…"
 
 
-def explain_memory(memory: PostgresChatMemory, inputs: dict[str, Any]) -> Explanation:
-    """Return what `PostgresChatMemory.explain` says."""
-    copy = memory.model_copy()
+def explain_memory(memory: Explainable, inputs: dict[str, Any]) -> Explanation:
+    """Return what `PostgresChatMemory.explain` says.
+
+    Args:
+        memory: A copy of the memory's own, which notes what it chooses.
+        inputs: The chain's inputs.
+    """
     history, counter = memory.chat_memory, memory._explaining_counter
     for _ in range(_TRIES):
-        copy._noted = []
+        memory._noted = []
         before = history.store.get_conversation(history.session_id, user_id=history.user_id)
         log = [_counted(to_logged(each, counter.encoding), counter) for each in history.store.read_all(history.key)]
-        messages = list(copy.select_messages(inputs))
+        messages = list(memory.select_messages(inputs))
         if history.store.get_conversation(history.session_id, user_id=history.user_id) == before:
-            return _Explaining(type(memory).__name__, counter, log, messages, copy._noted).explanation()
+            return _Explaining(type(memory).__name__, counter, log, messages, memory._noted).explanation()
     raise PgMemoryError(f"session {history.session_id!r} was written to while it was explained: try again")
 
 
@@ -133,7 +134,7 @@ class _Explaining:
         counter: EncodingCounter | CustomCounter,
         log: list[LoggedMessage],
         messages: list[BaseMessage],
-        choices: list[tuple[PostgresChatMemory, Selection]],
+        choices: list[tuple[Explainable, Selection]],
     ) -> None:
         self._memory = memory
         self._counter = counter

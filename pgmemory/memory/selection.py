@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
+from langchain_core.messages import BaseMessage
+
+from pgmemory.history import PostgresChatMessageHistory
+from pgmemory.tokens import CustomCounter, EncodingCounter
 from pgmemory.turns import LoggedMessage, Turn
 
 
@@ -52,6 +56,27 @@ class Verdict(NamedTuple):
 
     code: Code
     reason: str
+
+
+class Explainable(Protocol):
+    """What a memory says of its choice: the part of `PostgresChatMemory` that explaining asks."""
+
+    chat_memory: PostgresChatMessageHistory
+    _noted: list[tuple[Explainable, Selection]] | None
+
+    @property
+    def _explaining_counter(self) -> EncodingCounter | CustomCounter: ...
+
+    def select_messages(self, inputs: dict[str, Any]) -> list[BaseMessage]:
+        """Return the messages that the model is shown, and note what was chosen."""
+
+    def _verdict_on_head(self, system: Sequence[LoggedMessage], selection: Selection) -> Verdict: ...
+
+    def _verdicts(self, turns: Sequence[Turn], selection: Selection) -> list[Verdict]: ...
+
+    def _settings(self, selection: Selection) -> dict[str, Any]: ...
+
+    def _resolved_limit(self, selection: Selection) -> int | None: ...
 
 
 def beyond_k(k: int, turns: str = "turns") -> Verdict:

@@ -40,20 +40,30 @@ returning c.session_id;
 _IN_TENANT = "(%(tenant_id)s::text is null or c.tenant_id = %(tenant_id)s)"
 # least() passes over nulls.
 _IDLE = f"{_IN_TENANT} and c.updated_at < statement_timestamp() - least(c.time_to_live, %(older_than)s::interval)"
+_OF_USER = "c.tenant_id = %(tenant_id)s and c.user_id = %(user_id)s"
 
-LOCK_IDLE = (
-    READ_COMMITTED
-    + f"""
+
+def _lock(which: str, waiting: str) -> str:
+    return (
+        READ_COMMITTED
+        + f"""
 select c.id, c.next_message_index
 from {{schema}}.conversations c
-where c.id > %(after)s and c.held_at is null and {_IDLE}
+where c.id > %(after)s and c.held_at is null and {which}
 order by c.id
 limit %(limit)s
-for update skip locked;
+for update {waiting};
 """
-)
+    )
+
+
+LOCK_IDLE = _lock(_IDLE, "skip locked")
 """Lock idle conversations after one of them, in the order of their ids, without waiting for those that are in use: a
 conversation that a writer has just used is no longer idle. Returns a bound of what each holds."""
+
+LOCK_FAMILY = _lock(FAMILY, "")
+
+LOCK_USER = _lock(_OF_USER, "")
 
 COUNT_IDLE = f"""
 select count(*) filter (where c.held_at is null), count(*) filter (where c.held_at is not null),
@@ -65,38 +75,13 @@ from {{schema}}.conversations c
 where {_IDLE};
 """
 
-LOCK_FAMILY = (
-    READ_COMMITTED
-    + f"""
-select c.id, c.next_message_index
-from {{schema}}.conversations c
-where c.id > %(after)s and c.held_at is null and {FAMILY}
-order by c.id
-limit %(limit)s
-for update;
-"""
-)
-
-LOCK_USER = (
-    READ_COMMITTED
-    + """
-select c.id, c.next_message_index
-from {schema}.conversations c
-where c.id > %(after)s and c.held_at is null and c.tenant_id = %(tenant_id)s and c.user_id = %(user_id)s
-order by c.id
-limit %(limit)s
-for update;
-"""
-)
-
-HELD_OF_FAMILY = f"""
-select c.session_id from {{schema}}.conversations c where c.held_at is not null and {FAMILY} order by c.session_id;
+_HELD = """
+select c.session_id from {schema}.conversations c where c.held_at is not null and {which} order by c.session_id;
 """
 
-HELD_OF_USER = """
-select c.session_id from {schema}.conversations c
-where c.held_at is not null and c.tenant_id = %(tenant_id)s and c.user_id = %(user_id)s order by c.session_id;
-"""
+HELD_OF_FAMILY = _HELD.format(which=FAMILY, schema="{schema}")
+
+HELD_OF_USER = _HELD.format(which=_OF_USER, schema="{schema}")
 
 DELETE_CONVERSATIONS = """
 with messages as (
