@@ -85,6 +85,9 @@ alter table "pgmemory".conversations
     add column hold_reason text,
     add column key_id      uuid;          -- of the key that new content is encrypted with; null for clear text
 
+-- Holds are few, and no turn changes them.
+create index conversations_held on "pgmemory".conversations (tenant_id, user_id) where held_at is not null;
+
 -- Of the key that this content is encrypted with; null for clear text.
 alter table "pgmemory".conversation_messages add column key_id uuid;
 alter table "pgmemory".conversation_summaries add column key_id uuid;

@@ -254,20 +254,23 @@ class PostgresChatMessageHistory(BaseChatMessageHistory):
         try:
             rewritten = list(self.store.redact(said))
         except Exception as error:
-            # Its text may quote what was said, and texts of errors are logged.
-            raise MessageNotStorableError("messages", f"redact failed: {_origin(error)}") from error
-        for position, message in enumerate(rewritten):
-            if not isinstance(message, BaseMessage):
-                raise MessageNotStorableError(
-                    f"messages[{position}]", f"redact must return messages, not a {type(message).__name__}"
-                )
-        return rewritten
+            origin = _origin(error)
+        else:
+            for position, message in enumerate(rewritten):
+                if not isinstance(message, BaseMessage):
+                    raise MessageNotStorableError(
+                        f"messages[{position}]", f"redact must return messages, not a {type(message).__name__}"
+                    )
+            return rewritten
+        # Not while the function's error is handled: its text may quote what was said, and tracebacks show the context.
+        raise MessageNotStorableError("messages", f"redact failed: {origin}")
 
     @contextmanager
     def saving(self, messages: Sequence[BaseMessage], idempotency_key: str | None) -> Iterator[uuid.UUID]:
         """Give one write its id: a new one, or the one that a caller's key stands for.
 
-        An error of saving that leaves the block carries the turn.
+        An error of saving that leaves the block carries the turn, unless a store that redacts was given an object that
+        cannot be stored: that one could not be redacted either.
 
         Raises:
             ConfigurationError: The key is not usable.
@@ -282,7 +285,8 @@ class PostgresChatMessageHistory(BaseChatMessageHistory):
         try:
             yield write_id
         except SAVE_ERRORS as error:
-            error.unsaved_turn = UnsavedTurn(self.session_id, self.user_id, tuple(messages), key)
+            if self.store.redact is None or not isinstance(error, MessageNotStorableError):
+                error.unsaved_turn = UnsavedTurn(self.session_id, self.user_id, tuple(messages), key)
             raise
 
     def log_unsaved(self, error: Exception) -> None:
@@ -353,6 +357,7 @@ def to_logged(stored: StoredMessage, encoding: str | None = None) -> LoggedMessa
         stored.token_count if known else None,
         stored.tags,
         stored.judged_by,
+        stored.is_erased,
     )
 
 

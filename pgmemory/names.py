@@ -12,6 +12,7 @@ from typing import Any
 from pgmemory.errors import ConfigurationError
 
 _MAX_SCHEMA_BYTES = 63  # PostgreSQL cuts longer names without a word
+_LONGEST_SPAN = timedelta(days=36_500)  # so that the time it leads back to exists, for PostgreSQL and Python
 _MAX_INDEXED_BYTES = 1000  # an index row is limited to a third of a page
 
 
@@ -64,6 +65,6 @@ def check_span(field: str, span: Any) -> timedelta | None:
         return None
     if not isinstance(span, timedelta):
         raise ConfigurationError(f"{field} must be a datetime.timedelta or None, not {type(span).__name__}")
-    if span <= timedelta(0):
-        raise ConfigurationError(f"{field} must be above zero, not {span}")
+    if not timedelta(0) < span <= _LONGEST_SPAN:
+        raise ConfigurationError(f"{field} must be above zero and at most {_LONGEST_SPAN.days} days, not {span}")
     return span

@@ -5,21 +5,30 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections.abc import Sequence
+from base64 import b64encode
+from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any
+from datetime import date, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from typing import Any, TypeVar
+from uuid import UUID
 
 from langchain_core.messages import BaseMessage
 from pydantic import BaseModel
+
+_Model = TypeVar("_Model", bound=BaseModel)
 
 
 def redact_personal_data(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
     """Return copies of messages with ``[email]``, ``[phone]`` and ``[card]`` in place of what was found.
 
     Give it to a store: ``ConversationStore(…, redact=redact_personal_data)``. It is a filter by form, not a guarantee.
-    It looks at every text of a message: content, calls and their arguments, results, names, metadata, artifacts. Text
-    that is JSON stays JSON. The ids of messages and calls stay, and so do a block's pictures, sounds, files (as data or
-    as an address) and signatures. Its own output it leaves as it is.
+    It looks at every text of a message: content, calls and their arguments, results, names, metadata, artifacts, and
+    the keys and fields in them. Whole numbers, decimals and members of enums are looked at as the text of their value.
+    Text that is JSON stays JSON. The ids of messages and calls stay, and so do a block's pictures, sounds, files (as
+    data or as an address) and signatures, dates, and bytes. Objects that cannot be stored stay too: saving refuses
+    them. Its own output it leaves as it is.
 
     Found are:
 
@@ -54,7 +63,7 @@ _LOCAL = rf"[^{_NO_MAIL}{_UNSPACED}]"
 _LABEL = rf"[^{_NO_MAIL}.'%+~]"
 _EMAIL = re.compile(
     rf"""
-    (?: (?<!{_LOCAL}) (?P<quote>['.]*) {_LOCAL}+ | (?<![{_UNSPACED}]) [{_UNSPACED}]+ | "[^"\n]{{1,64}}" )
+    (?: (?<!{_LOCAL}) (?P<quote>['.]*) (?!['.]){_LOCAL}+ | (?<![{_UNSPACED}]) [{_UNSPACED}]+ | "[^"\n]{{1,64}}" )
     (?: [@\uff20] | %40 )
     (?: (?:{_LABEL}+\.)+ (?: xn--[A-Za-z0-9-]+ | [A-Za-z]{{2,}} | [^{_NO_MAIL}.'%+~_\d-]{{2,}} )
       | \[(?:IPv6:)?[\d.:A-Fa-f]{{3,45}}\] )
@@ -155,12 +164,17 @@ _OPAQUE = {"data", "base64", "file_data", "url", "image_url", "signature", "thou
 _GIVEN = {"args", "arguments", "input"}
 
 
+# Of these the stored text is a key's own; whatever else is a key could be quoted when storing fails.
+_KEYS = (str, int, float, date, time, timedelta, UUID, type(None))
+# A longer name of a value is no name.
+_LONGEST_NAME = 100
+
+
 def _redact_message(message: BaseMessage) -> BaseMessage:
-    told = {**message.__dict__, **(message.model_extra or {})}
-    return message.model_copy(update={name: _redact_field(name, value) for name, value in told.items()})
+    return _redact_model(message, _redact_field)
 
 
-def _redact_field(name: str, value: Any) -> Any:
+def _redact_field(value: Any, name: str) -> Any:
     if name in _IDS:
         return value
     if name in ("content", "tool_calls", "invalid_tool_calls", "tool_call_chunks"):
@@ -173,34 +187,33 @@ def _redact_field(name: str, value: Any) -> Any:
 
 def _redact_part(value: Any, name: str) -> Any:
     """Redact blocks, calls and what they consist of, but for ids and what is no text."""
+    value = _plain(value)
     if name in _GIVEN:
         return _redact(value)
-    if isinstance(value, list):
+    if isinstance(value, (list, tuple)):
         return [_redact_part(item, name) for item in value]
     if isinstance(value, dict):
-        return {key: _redact_part(item, str(key)) for key, item in value.items()}
+        return _redact_dict(value, _redact_part)
     return value if name in _IDS | _OPAQUE else _redact(value, name)
 
 
 def _redact(value: Any, name: str = "") -> Any:
     """Return a value with its texts, keys and numbers redacted, as it will be stored; `name` is what it is called."""
+    value = _plain(value)
     if isinstance(value, str):
         redacted = _redact_json(value)
         return _redact_named(value, name) if redacted is None else redacted
-    if isinstance(value, int) and not isinstance(value, bool):
-        text = str(value) if abs(value) < 10**20 else ""  # a longer one is neither, and cannot always be written
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        # A longer one is neither, and cannot always be written.
+        text = str(int(value)) if abs(value) < 10**20 and value == int(value) else ""
         redacted = _redact_named(text, name)
         return value if redacted == text else redacted
     if isinstance(value, dict):
-        form: dict[Any, Any] = {}
-        for key, item in value.items():
-            form[_unused(_redact(key), form)] = _redact(item, str(key))
-        return form
+        return _redact_dict(value, _redact)
     if isinstance(value, (list, tuple, set, frozenset)):
         return [_redact(item, name) for item in value]
     if isinstance(value, BaseModel):
-        told = {**value.__dict__, **(value.model_extra or {})}
-        return value.model_copy(update={field: _redact(item, field) for field, item in told.items()})
+        return _redact_model(value, _redact)
     if is_dataclass(value) and not isinstance(value, type):
         copied = copy.copy(value)
         for field in fields(value):
@@ -209,8 +222,41 @@ def _redact(value: Any, name: str = "") -> Any:
     return value
 
 
+def _plain(value: Any) -> Any:
+    """Return what is stored of a member of an enum or a decimal; other values as they are."""
+    while isinstance(value, Enum):
+        value = value.value
+    return str(value) if isinstance(value, Decimal) else value
+
+
+def _redact_dict(value: dict[Any, Any], redact: Callable[[Any, str], Any]) -> dict[Any, Any]:
+    form: dict[Any, Any] = {}
+    for key, item in value.items():
+        form[_unused(_redact_key(key), form)] = redact(item, str(_plain(key)))
+    return form
+
+
+def _redact_key(key: Any) -> Any:
+    key = _redact(key)
+    if isinstance(key, bytes):
+        return b64encode(key).decode("ascii")
+    if not isinstance(key, _KEYS):
+        raise TypeError(f"a {type(key).__name__} cannot be a key")
+    return key
+
+
+def _redact_model(model: _Model, redact: Callable[[Any, str], Any]) -> _Model:
+    copied = model.model_copy()
+    copied.__dict__.update({name: redact(item, name) for name, item in model.__dict__.items()})
+    if copied.model_extra:
+        told = _redact_dict(copied.model_extra, redact)
+        copied.model_extra.clear()
+        copied.model_extra.update(told)
+    return copied
+
+
 def _redact_named(text: str, name: str) -> str:
-    word = "phone: " if _IS_PHONE_WORD.fullmatch(name) else ""
+    word = "phone: " if len(name) <= _LONGEST_NAME and _IS_PHONE_WORD.fullmatch(name) else ""
     return _redact_text(word + text)[len(word) :]
 
 
@@ -236,8 +282,8 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _unused(key: Any, form: dict[Any, Any]) -> Any:
     """Return a key that does not take the place of another, where two became the same."""
-    number, free = len(form), key
+    number, free = len(form) + 1, key
     while free in form:
-        number += 1
         free = f"{key} {number}"
+        number *= 2  # few steps even where someone took the next numbers on purpose
     return free

@@ -102,6 +102,13 @@ def to_message(row: Sequence[Any], opener: Opener) -> StoredMessage:
     return message if message.tags is None else message._replace(tags=tuple(message.tags))
 
 
+def to_summary(row: Sequence[Any], opener: Opener) -> StoredSummary | None:
+    """Return the summary in a row of the columns of a message, in clear text; None if its key was erased."""
+    _, content, *_, covers_through, created_at, sealed_with = row
+    content = content if sealed_with is None else opener.summary(content, sealed_with)
+    return None if content is None else StoredSummary(content, covers_through, created_at)
+
+
 def to_window(rows: Sequence[Sequence[Any]], opener: Opener) -> Window:
     """Return the window in the rows of a statement that reads one, in clear text."""
     system: list[StoredMessage] = []
@@ -115,9 +122,7 @@ def to_window(rows: Sequence[Sequence[Any]], opener: Opener) -> Window:
         elif part == windows.PART_WINDOW:
             messages.append(to_message(columns, opener))
         elif part == windows.PART_SUMMARY:
-            _, content, *_, covers_through, created_at, sealed_with = columns
-            content = content if sealed_with is None else opener.summary(content, sealed_with)
-            summary = None if content is None else StoredSummary(content, covers_through, created_at)
+            summary = to_summary(columns, opener)
         else:
             state = columns[1]
     return Window(tuple(system), tuple(messages), complete, summary, state)

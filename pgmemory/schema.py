@@ -8,7 +8,7 @@ once.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -46,12 +46,13 @@ insert into {schema}.schema_migrations (version, name, needs_version) values ({v
 """
 # Not to_regclass, which may answer from what this session knew before it waited for the lock.
 _FIND_LEDGER = f"""
-select ({security.MODE}) from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+select found.mode, found.deviating
+from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace, ({security.READ_MODE}) found
 where n.nspname = %(schema)s and c.relname = 'schema_migrations'
 """
 _READ_LEDGER = "select version, needs_version from {schema}.schema_migrations order by version"
 _CHECK = f"""
-select version, needs_version, ({security.MODE}), ({security.IS_LIMITED})
+select version, needs_version, (select found.mode from ({security.READ_MODE}) found), ({security.IS_LIMITED})
 from {{schema}}.schema_migrations order by version
 """
 
@@ -86,12 +87,15 @@ class SchemaStatus:
         needs_version: The code must know at least this many migrations.
         row_level_security: By what PostgreSQL tells whose rows a session may see: ``setting``, ``roles`` or not at all,
             ``off``.
+        deviating: pgmemory's tables and views that are not as that has them: a table that has lost its policy shows
+            every tenant's rows. Empty unless someone has changed them; ``setup(row_level_security=…)`` mends it.
     """
 
     applied: tuple[int, ...]
     pending: tuple[Migration, ...]
     needs_version: int
     row_level_security: RowLevelSecurity
+    deviating: tuple[str, ...]
 
     @property
     def fits(self) -> bool:
@@ -123,8 +127,8 @@ def apply(database: Database, schema: str) -> tuple[list[Migration], SchemaStatu
 
     Each migration and its ledger entry share one transaction under an advisory lock of that transaction: with several
     callers at once each migration is applied by one of them and the others wait. On a schema that is up to date
-    nothing is written and no right beyond reading the ledger is needed. Tables that are new get the policies that the
-    others have.
+    nothing is written and no right beyond reading the ledger is needed. Whoever may read or write messages may do so
+    with new tables. Where any table has a policy, all of them get it with each migration, those that are new too.
 
     Raises:
         SchemaError: A newer pgmemory has changed the schema so that this version no longer works on it, this role may
@@ -150,6 +154,7 @@ def _apply_next(database: Database, schema: str) -> Migration | None:
         if not current.applied:
             _create_ledger(execute, schema)
         execute(_in_schema(migration.sql + _record(migration), schema))
+        run_returned(execute, security.COPY_RIGHTS, security.parameters(schema))
         if current.row_level_security != "off":
             _secure(execute, schema, current.row_level_security)
         return migration
@@ -185,7 +190,7 @@ def changing(database: Database, schema: str) -> Iterator[Execute]:
 
 
 def secure(database: Database, schema: str, mode: RowLevelSecurity) -> None:
-    """Let every table of the schema have the policies of a mode, in one transaction; does nothing where they have them.
+    """Let pgmemory's tables and views be as a mode has them, in one transaction; does nothing if all of them are.
 
     Raises:
         ConfigurationError: There is no such mode.
@@ -199,12 +204,13 @@ def secure(database: Database, schema: str, mode: RowLevelSecurity) -> None:
         with changing(database, schema) as execute:
             _secure(execute, schema, mode)
 
-    if status(database, schema).row_level_security != mode:
+    current = status(database, schema)
+    if current.row_level_security != mode or current.deviating:
         database.repeat(run, name="secure")
 
 
 def _secure(execute: Execute, schema: str, mode: RowLevelSecurity) -> None:
-    parameters = {"schema": schema, "policy": security.POLICIES.get(mode)}
+    parameters = security.parameters(schema) | {"policy": security.POLICIES.get(mode)}
     if mode == "off":
         run_returned(execute, security.RELEASE_TABLES, parameters)
         run_returned(execute, security.RELEASE_VIEWS, parameters)
@@ -216,7 +222,8 @@ def _secure(execute: Execute, schema: str, mode: RowLevelSecurity) -> None:
             f"row-level security needs PostgreSQL 15 or newer, this is {version}: views there show each role what "
             "their owner may see"
         )
-    execute(_in_schema(security.CURRENT_TENANT[mode] + security.OWNS_CONVERSATION, schema))
+    functions = security.quoted_functions(security.CURRENT_TENANT[mode] + security.OWNS_CONVERSATION, schema)
+    execute(_in_schema(functions, schema))
     run_returned(execute, security.SECURE_TABLES, parameters)
     run_returned(execute, security.SECURE_VIEWS, parameters)
     run_returned(execute, in_schema(security.GRANT_RIGHTS, schema), parameters)
@@ -240,7 +247,7 @@ def check(database: Database, schema: str, tenant_id: str) -> None:
     """
     rows: list[tuple[Any, ...]] = []
     try:
-        rows = database.execute(in_schema(_CHECK, schema), {"schema": schema}, name="schema_status")
+        rows = database.execute(in_schema(_CHECK, schema), security.parameters(schema), name="schema_status")
     except StoreError as error:
         if error.sqlstate == NOT_ALLOWED:
             return  # a role with rights on the other tables alone works, as long as the schema fits
@@ -270,7 +277,7 @@ def require_all_tenants(database: Database, schema: str) -> None:
     Raises:
         StoreError: It does, or the database could not be asked.
     """
-    ((is_limited,),) = database.execute(security.IS_LIMITED, {"schema": schema}, name="schema_status")
+    ((is_limited,),) = database.execute(security.IS_LIMITED, security.parameters(schema), name="schema_status")
     if is_limited:
         raise StoreError(
             f"row-level security in the schema {schema!r} shows this role one tenant only: to look across tenants "
@@ -286,6 +293,16 @@ def require_fitting(current: SchemaStatus, schema: str) -> None:
         state = f"too old: version {max(current.applied)}, not {len(migrations())}" if current.applied else "missing"
         raise SchemaError(
             f"the schema {schema!r} is {state}: run `pgmemory init{_option(schema)}` or call store.setup()"
+        )
+
+
+def require_protected(current: SchemaStatus, schema: str) -> None:
+    """Raise SchemaError where row-level security is on, but not on everything."""
+    if current.deviating and current.row_level_security != "off":
+        raise SchemaError(
+            f"row-level security by {current.row_level_security} is not as it should be on "
+            f"{', '.join(current.deviating)} in the schema {schema!r}: other tenants' rows may show; run `pgmemory init"
+            f"{_option(schema)} --row-level-security {current.row_level_security}` as the owner of the tables"
         )
 
 
@@ -317,16 +334,19 @@ def render(schema: str = DEFAULT_NAME) -> str:
 
 
 def _status(execute: Execute, schema: str) -> SchemaStatus:
-    ledger: list[tuple[Any, ...]] = []
-    if found := execute(_FIND_LEDGER, {"schema": schema}):
-        ledger = execute(_in_schema(_READ_LEDGER, schema), None)
-    return _read(ledger, found[0][0] if found else "off")
+    if not (found := execute(_FIND_LEDGER, security.parameters(schema))):
+        return _read([])
+    ((mode, deviating),) = found
+    return _read(execute(_in_schema(_READ_LEDGER, schema), None), mode, deviating)
 
 
-def _read(ledger: list[tuple[Any, ...]], mode: RowLevelSecurity = "off") -> SchemaStatus:
+def _read(
+    ledger: list[tuple[Any, ...]], mode: RowLevelSecurity = "off", deviating: Iterable[str] = ()
+) -> SchemaStatus:
     applied = tuple(version for version, _ in ledger)
     pending = tuple(migration for migration in migrations() if migration.version not in applied)
-    return SchemaStatus(applied, pending, max((needs for _, needs in ledger), default=0), mode)
+    needs_version = max((needs for _, needs in ledger), default=0)
+    return SchemaStatus(applied, pending, needs_version, mode, tuple(deviating))
 
 
 def _create_ledger(execute: Execute, schema: str) -> None:

@@ -308,7 +308,7 @@ def _plain(value: Any, path: str, parents: list[int]) -> Any:
             item_path = f"{path}[{key!r}]"
             text = _key_text(key, item_path)
             if text in form:
-                raise MessageNotStorableError(item_path, f"another key of the same dict also becomes {text!r}")
+                raise MessageNotStorableError(item_path, "another key of the same dict also becomes this text")
             form[text] = _plain(item, item_path, parents)
     elif isinstance(value, (list, tuple, set, frozenset)):
         form = []

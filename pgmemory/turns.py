@@ -30,6 +30,7 @@ class LoggedMessage(NamedTuple):
         token_count: Its tokens, if they are known for the counter at hand.
         tags: Keywords found in its turn; None if no rule found the turn relevant, or if it doesn't begin the turn.
         judged_by: Fingerprint of the rule that judged its turn, or None.
+        is_erased: It is empty, for the key that encrypted it was erased.
     """
 
     message: BaseMessage
@@ -37,6 +38,7 @@ class LoggedMessage(NamedTuple):
     token_count: int | None = None
     tags: tuple[str, ...] | None = None
     judged_by: str | None = None
+    is_erased: bool = False
 
 
 Turn = list[LoggedMessage]

@@ -298,3 +298,24 @@ def test_no_command_imports_langchain(server_dsn: str, schema_name: str) -> None
         modules = imported(ended)
         assert {"pgmemory", "click", "psycopg2"} <= modules
         assert not {module for module in modules if module.startswith(("langchain", "langsmith", "pydantic"))}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["status", "--schema", f"host=h password={PASSWORD}"],
+        ["import", "n8n", "--table", f"postgresql://u:{PASSWORD}@h/x"],
+        ["bind-role", f"postgresql://u:{PASSWORD}@h/x", "--tenant", "t"],
+        ["ls", "--keys", f"postgresql://u:{PASSWORD}@h/x"],
+        ["erase", "--user", f"postgresql://u:{PASSWORD}@h/x"],
+        ["hold", "s", "--user", f"postgresql://u:{PASSWORD}@h/x"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_dsn_in_the_wrong_place_is_printed_without_its_password(
+    call: Callable[..., Ended], server_dsn: str, schema_name: str, arguments: list[str]
+) -> None:
+    if "--schema" not in arguments:
+        call("init", "--schema", schema_name, dsn=server_dsn)
+        arguments = [*arguments, "--schema", schema_name]
+    call(*arguments, dsn=server_dsn)  # looks for the password itself

@@ -41,7 +41,7 @@ def test_prune_counts_then_deletes_what_is_idle(
     let_pass(admin, store, 31, "old", "held")
     dry = pgmemory("prune", "--older-than", "30d", "--dry-run")
     assert dry.code == 0
-    assert "would prune 1 conversations with 4 messages; 1 held and kept" in dry.output
+    assert "would prune conversations: 1, messages: 4, held and kept: 1" in dry.output
     assert len(sessions(store)) == 3
     ended = run("prune", "--older-than", "30d", "--json", "--schema", store.schema, dsn=server_dsn)
     assert (ended.code, ended.errors) == (0, "")
@@ -55,9 +55,9 @@ def test_ttl_sets_what_prune_goes_by(pgmemory: Call, store: ConversationStore, a
     say(store, "s", "u")
     assert pgmemory("ttl", "s", "7d", "--user", "u") == Ended(0, "s: 7 days, 0:00:00 after its last turn\n", "")
     let_pass(admin, store, 8)
-    assert "would prune 1 " in pgmemory("prune", "--dry-run").output
+    assert "would prune conversations: 1," in pgmemory("prune", "--dry-run").output
     assert pgmemory("ttl", "s", "none").output == "s: no time to live of its own\n"
-    assert "would prune 0 " in pgmemory("prune", "--dry-run").output
+    assert "would prune conversations: 0," in pgmemory("prune", "--dry-run").output
     failed(pgmemory("ttl", "unknown", "7d"), "no conversation of this name")
     assert pgmemory("ttl", "s", "soon").code == 2
 
@@ -71,7 +71,8 @@ def test_hold_keeps_and_release_lets_go(pgmemory: Call, store: ConversationStore
     failed(ended, "kept, because they are held: 's'")
     assert len(store.list_messages("s", user_id="u")) == 4
     assert pgmemory("release", "s") == Ended(0, "released s\n", "")
-    assert pgmemory("release", "s") == Ended(0, "s was not held\n", "")
+    assert pgmemory("release", "s") == Ended(0, "it was not held\n", "")
+    assert pgmemory("hold", "s", "--json").output == '{"user_id": "u", "session_ids": ["s"]}\n'
 
 
 def test_erase_prints_a_receipt(pgmemory: Call, store: ConversationStore, server_dsn: str) -> None:
@@ -84,6 +85,7 @@ def test_erase_prints_a_receipt(pgmemory: Call, store: ConversationStore, server
         "tenant_id": "",
         "user_id": "u",
         "session_id": "b",
+        "complete": True,
         "conversations": [{"session_id": "b", "messages": 4, "summaries": 0}],
         "held": [],
     }
@@ -91,7 +93,8 @@ def test_erase_prints_a_receipt(pgmemory: Call, store: ConversationStore, server
     assert several.code == 2 and "'v', 'u'" in several.errors
     ended = pgmemory("erase", "--user", "u")
     assert ended.code == 0
-    assert ended.output.splitlines()[1:] == ["  a: 4 messages, 0 summaries", "1 conversations, 4 messages"]
+    assert ended.output.splitlines()[1:] == ["  a: 4 messages, 0 summaries", "conversations: 1, messages: 4"]
+    failed(pgmemory("erase", "--user", "u"), "nothing to erase")
     assert [found.user_id for found in store.list_conversations()] == ["v"]
     assert pgmemory("erase").code == pgmemory("erase", "--user", "").code == 2
 
@@ -121,8 +124,8 @@ def test_delete_and_replace_go_by_the_numbers_of_messages(
     assert pgmemory("delete", "s", "4", "--json") == Ended(
         0, '{"session_id": "s", "user_id": "u", "deleted": [3, 4]}\n', ""
     )
-    assert pgmemory("delete", "s", "0", "--turns").output == "deleted 2 messages: 0, 1\n"
-    assert pgmemory("delete", "s", "--last-turn").output == "deleted 2 messages: 8, 9\n"
+    assert pgmemory("delete", "s", "0", "--turns").output == "deleted 0, 1\n"
+    assert pgmemory("delete", "s", "--last-turn").output == "deleted 8, 9\n"
     failed(pgmemory("delete", "s", "99"), "nothing to delete")
     assert pgmemory("replace", "s", "2", "--text", "look again") == Ended(0, "replaced message 2\n", "")
     turn = tmp_path / "turn.json"
@@ -227,3 +230,24 @@ def test_spans_are_timedeltas(pgmemory: Call, store: ConversationStore) -> None:
     pgmemory("ttl", "s", "90m")
     found: Any = store.get_conversation("s")
     assert found.time_to_live == timedelta(minutes=90)
+
+
+def test_a_conversation_of_which_only_agents_logs_are_left_is_found_by_its_name(
+    pgmemory: Call, store: ConversationStore
+) -> None:
+    say(store, "gone#agent:planner", "u")
+    assert pgmemory("hold", "gone").output == "held gone#agent:planner\n"
+    assert pgmemory("release", "gone").code == 0
+    assert pgmemory("erase", "--session", "gone").code == 0
+    assert sessions(store) == []
+
+
+def test_an_output_that_cannot_be_written_is_one_line(store: ConversationStore, server_dsn: str) -> None:
+    say(store, "s")
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "pgmemory.cli", "hold", "s", "--schema", store.schema],
+            env={**os.environ, "DATABASE_URL": server_dsn}, cwd=PROJECT, stdout=full, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+    assert ended.returncode == 1
+    assert "cannot write the output" in ended.stderr and "Traceback" not in ended.stderr

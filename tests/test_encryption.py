@@ -789,3 +789,18 @@ def test_wrong_usage_of_the_key_commands_ends_with_2(
     capfd: pytest.CaptureFixture[str], arguments: tuple[str, ...]
 ) -> None:
     assert call(capfd, *arguments)[0] == 2
+
+
+def test_what_an_edit_puts_into_an_encrypted_store_is_encrypted(
+    encrypted: ConversationStore, admin: Connection
+) -> None:
+    history = PostgresChatMessageHistory("s", encrypted)
+    history.add_messages([human("first"), ai("yes")])
+    assert encrypted.erase_key("s")
+    history.replace_turn(0, [human("PLAINLY")])
+    with admin.cursor() as cursor:
+        cursor.execute(f'select content from "{encrypted.schema}".conversation_messages')
+        assert not any("PLAINLY" in content for (content,) in cursor.fetchall())
+    assert [message.content for message in history.messages] == ["PLAINLY"]
+    history.add_messages([human("more")])
+    assert [message.content for message in history.messages] == ["PLAINLY", "more"]

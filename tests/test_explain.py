@@ -52,6 +52,10 @@ from pgmemory import (
     TokenWindowMemory,
     cli,
 )
+from pgmemory.encryption import Keyring
+from pgmemory.history import to_logged
+from pgmemory.memory.selection import Selection
+from pgmemory.turns import split_turns
 
 over_a_database = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -390,6 +394,35 @@ def test_a_memory_that_calls_no_other_is_matched_from_the_newest_backwards(store
     assert (said.settings, said.limit, said.tokens) == ({}, None, tokens_of_all(said.shown))
 
 
+class Chooser(PostgresChatMemory):
+    """Chooses of the log and says nothing of why."""
+
+    def _select(self, inputs: dict[str, Any]) -> Selection:
+        log = [to_logged(stored) for stored in self.chat_memory.store.read_all(self.chat_memory.key)]
+        return Selection([], split_turns(log)[1][-inputs["last"] :])
+
+
+def test_a_memory_that_only_chooses_is_explained_by_its_choice(store: ConversationStore) -> None:
+    write_as_others(store, "s", dialogue(3))
+    said = Chooser(session_id="s", store=store).explain({"last": 1})
+    assert codes(said) == ["left_out"] * 4 + ["kept"] * 2
+    assert {message.reason for message in said.messages} == {"Left out by Chooser.", "Shown by Chooser."}
+    assert said.settings == {}
+
+
+def test_what_was_erased_with_its_key_says_so(server_dsn: str, store: ConversationStore) -> None:
+    with ConversationStore(server_dsn, schema=store.schema, keyring=Keyring({"a": bytes(32)})) as sealed:
+        write_as_others(sealed, "s", [system(), human("a"), ai("b"), human("c")])
+        assert sealed.erase_key("s")
+        write_as_others(sealed, "s", [ai("d"), human("e"), ai("f")])
+        for memory in (BufferMemory, TokenWindowMemory):
+            said = memory(session_id="s", store=sealed).explain()
+            assert codes(said) == ["erased"] * 5 + ["kept"] * 2
+            reasons = [message.reason for message in said.messages]
+            assert set(reasons[:4]) == {"Its key was erased, so it cannot be read."}
+            assert reasons[4] == "Message 3 of its turn cannot be read, for its key was erased."
+
+
 class Greeting(BufferMemory):
     """Repeats the log's greeting in front of it."""
 
@@ -526,7 +559,8 @@ def test_it_reads_well_and_a_hostile_text_does_nothing_to_a_terminal(store: Conv
     said = BufferMemory(session_id="s", store=store).explain()
     lines = str(said).splitlines()
     assert len(lines) == 5
-    assert lines[0].startswith("+     0 human ") and "two lines xxx" in lines[0] and "…" in lines[0]
+    assert lines[0].startswith("+     0 human ") and "<U+001B>[2J<U+0007> two lines xxx" in lines[0]
+    assert "…" in lines[0] and "<U+202E>ok" in lines[3]
     assert '[calls search({"query": "about a"})]' in lines[1]
     assert all(character.isprintable() for line in lines for character in line)
     assert lines[-1] == f"BufferMemory(k=None) shows 4 of 4 messages, {said.tokens} tokens (o200k_base)"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
@@ -23,6 +23,7 @@ from pgmemory import (
     PostgresChatMessageHistory,
     Pruned,
 )
+from pgmemory.models import ErasedConversation
 from pgmemory.store import retention
 
 DAY = timedelta(days=1)
@@ -110,7 +111,7 @@ def test_a_stores_time_to_live_is_that_of_conversations_without_one(
     assert store.list_conversations(session_id="own")[0].time_to_live is None
 
 
-@pytest.mark.parametrize("span", [timedelta(0), -DAY, 30, "30d"])
+@pytest.mark.parametrize("span", [timedelta(0), -DAY, timedelta.max, 30, "30d"])
 def test_a_span_that_is_none_is_refused(store: ConversationStore, span: Any) -> None:
     with pytest.raises(ConfigurationError, match="time_to_live must be"):
         ConversationStore("postgresql://nowhere", time_to_live=span)
@@ -339,6 +340,7 @@ def test_holding_again_keeps_the_time_and_replaces_the_reason(store: Conversatio
     assert store.hold("unknown") == []
     store.hold("s", reason="first\0")
     first = store.get_conversation("s")
+    store.hold("s")
     store.hold("s", reason="second")
     second = store.get_conversation("s")
     assert first is not None and second is not None
@@ -411,3 +413,53 @@ def test_erasing_a_user_without_a_name_is_refused(store: ConversationStore, user
     with pytest.raises(ConfigurationError, match="user_id"):
         store.erase_user(user_id)
     assert sessions(store) == ["s"]
+
+
+def test_an_agents_log_that_is_begun_after_the_hold_is_neither_pruned_nor_erased(
+    store: ConversationStore, admin: Connection
+) -> None:
+    say(store, "s", "u")
+    store.hold("s", user_id="u")
+    say(store, "s#agent:late", "u")
+    say(store, "s2#agent:other", "u")
+    let_pass(admin, store, 31)
+    assert store.prune(older_than=DAY) == Pruned(1, 4, 0, 2)
+    assert store.erase_conversation("s", user_id="u").held == ("s", "s#agent:late")
+    assert store.erase_user("u").held == ("s", "s#agent:late")
+    assert sessions(store) == ["s", "s#agent:late"]
+    store.release("s", user_id="u")
+    assert len(store.erase_user("u").conversations) == 2
+
+
+def test_a_span_beyond_all_times_stops_nobodys_pruning(store: ConversationStore, admin: Connection) -> None:
+    say(store, "far")
+    say(store, "old")
+    ask(admin, "update {schema}.conversations set time_to_live = '9000 years' where session_id = 'far'", store.schema)
+    let_pass(admin, store, 31)
+    assert store.statistics().expired == 0
+    assert store.prune(older_than=DAY).conversations == 2
+
+
+def test_a_receipt_tells_of_what_was_erased_before_something_went_wrong(
+    store: ConversationStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "_BATCH_CONVERSATIONS", 1)
+    for number in range(3):
+        say(store, str(number), "u")
+    gone: list[str] = []
+
+    def note(batch: Sequence[ErasedConversation]) -> None:
+        gone.extend(each.session_id for each in batch)
+        if len(gone) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        store.erase_user("u", on_batch=note)
+    assert sorted([*gone, *sessions(store)]) == ["0", "1", "2"]
+
+
+def test_metadata_of_a_new_conversation_has_the_stores_time_to_live(server_dsn: str, store: ConversationStore) -> None:
+    with ConversationStore(server_dsn, schema=store.schema, time_to_live=30 * DAY) as keeping:
+        keeping.set_metadata("s", {"team": "billing"})
+    found = store.get_conversation("s")
+    assert found is not None and found.time_to_live == 30 * DAY

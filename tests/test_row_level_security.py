@@ -31,12 +31,13 @@ from pgmemory import (
     StoreError,
     schema,
 )
+from pgmemory.models import ConversationKey
 from pgmemory.queries import security
 from pgmemory.transfer import JsonLines, export_conversations, import_conversations
 
 PASSWORD = "only-for-tests"
 TENANTS = ("acme", "bolt")
-TABLES = ["conversation_keys", "conversation_messages", "conversation_summaries", "conversations"]
+TABLES = list(security.TABLES)
 RELATIONS = [*TABLES, "conversation_log"]
 
 
@@ -184,6 +185,60 @@ def test_nobody_writes_under_anothers_name_or_into_anothers_conversation(tenants
     refused(session, move, there, match=policy, schema=tenants.owner.schema)
     session.close()
     assert len(execute_as_superuser(tenants, "select 1 from {schema}.conversation_messages")) == 8
+
+
+def plant(tenant: Tenant, key: ConversationKey) -> None:
+    """Write a conversation of a tenant in the place of another tenant's."""
+    session = tenant.session(tenant.name)
+    insert = "insert into {schema}.conversations (id, tenant_id, user_id, session_id) values (%s, %s, '', 'planted')"
+    execute(session, insert, str(key.id), tenant.name, schema=tenant.store.schema)
+    session.close()
+
+
+@both_modes
+def test_a_row_that_a_tenant_has_put_in_the_place_of_anothers_conversation_is_not_written_into(
+    tenants: Tenants, server_dsn: str
+) -> None:
+    keyring = Keyring({"first": b"1" * 32})
+    across = ConversationStore(server_dsn, schema=tenants.owner.schema, tenant_id="bolt")
+    sealing = ConversationStore(server_dsn, schema=tenants.owner.schema, tenant_id="bolt", keyring=keyring)
+    key, exported = across.key("name"), io.BytesIO()
+    tenants.bolt.store.append(key, [StoredMessage("human", "moved")], write_id=uuid.uuid4())
+    export_conversations(tenants.bolt.store, exported, session_id="name")
+    assert tenants.bolt.store.erase_conversation("name").conversations
+    plant(tenants.acme, key)
+    turn = [StoredMessage("human", "of bolt")]
+    uses: list[Callable[[ConversationStore], object]] = [
+        lambda store: store.append(key, turn, write_id=uuid.uuid4()),
+        lambda store: store.append_and_read_unsummarized(
+            key, turn, write_id=uuid.uuid4(), budget=9, encoding=None
+        ),
+        lambda store: store.set_metadata("name", {"of": "bolt"}),
+    ]
+    with across, sealing:
+        for store in (tenants.bolt.store, across, sealing):
+            for use in uses:
+                with pytest.raises(StoreError, match="a row in the place of session 'name'") as caught:
+                    use(store)
+                assert caught.value.sqlstate == "42501"
+                assert ("acme" in str(caught.value)) == (store is not tenants.bolt.store)
+            (moved,) = import_conversations(store, JsonLines(io.BytesIO(exported.getvalue()))).findings
+            assert (moved.kind, "another tenant's row stands in its place" in moved.reason) == ("conflict", True)
+        row = f"select metadata, next_message_index, key_id from {{schema}}.conversations where id = '{key.id}'"
+        assert execute_as_superuser(tenants, row) == [({}, 0, None)]
+        messages = f"select 1 from {{schema}}.conversation_messages where conversation_id = '{key.id}'"
+        assert execute_as_superuser(tenants, messages) == []
+        # Nor is a turn lost silently where that row claims to be encrypted.
+        execute_as_superuser(
+            tenants, f"update {{schema}}.conversations set key_id = id where id = '{key.id}' returning 1"
+        )
+        for use in uses:
+            with pytest.raises(StoreError, match="a row in the place of session 'name'"):
+                use(tenants.bolt.store)
+        # What the error says helps.
+        execute_as_superuser(tenants, f"delete from {{schema}}.conversations where id = '{key.id}' returning 1")
+        for use in uses:
+            use(tenants.bolt.store)
 
 
 def execute_as_superuser(tenants: Tenants, statement: str) -> list[tuple[Any, ...]]:
@@ -429,6 +484,78 @@ def with_tenants(connection: Connection, name: str) -> set[str]:
     return {table for (table,) in execute(connection, query, name)}
 
 
+def test_every_table_and_view_of_the_migrations_is_listed(store: ConversationStore, admin: Connection) -> None:
+    query = """
+        select relkind in ('r', 'p'), relname::text from pg_class
+        where relnamespace = %s::regnamespace and relkind not in ('i', 'I', 't', 'c')"""
+    listed = {(True, name) for name in security.TABLES + security.TABLES_OF_THE_OWNER}
+    assert set(execute(admin, query, store.schema)) == listed | {(False, name) for name in security.VIEWS}
+    # Every table with a tenant is protected; what is protected has one.
+    assert with_tenants(admin, store.schema) == set(security.TABLES)
+
+
+@pytest.fixture
+def others(schema_name: str, admin: Connection) -> str:
+    """A schema in which an application has tables and views of its own, with row-level security of its own."""
+    for statement in (
+        "create schema {schema}",
+        "create table {schema}.orders (tenant_id uuid, conversation_id uuid)",
+        "create table {schema}.invoices (tenant_id text)",
+        "alter table {schema}.invoices enable row level security",
+        "create policy tenant_by_role on {schema}.invoices using (tenant_id = current_user)",
+        "create table {schema}.secrets (secret text)",
+        "create view {schema}.open_orders with (security_invoker = true) as select * from {schema}.orders",
+        "create view {schema}.all_orders as select * from {schema}.orders",
+    ):
+        execute(admin, statement, schema=schema_name)
+    return schema_name
+
+
+def test_what_else_is_in_the_schema_is_left_alone(
+    others: str, server_dsn: str, admin: Connection, new_role: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = {"orders", "invoices", "secrets", "open_orders", "all_orders"}
+
+    def state() -> list[tuple[Any, ...]]:
+        return [row for row in policies(admin, others) if row[0] in theirs]
+
+    rights = "select 1 from pg_class where relnamespace = %s::regnamespace and relname = any(%s) and relacl is not null"
+    before, role = state(), new_role()
+    with ConversationStore(server_dsn, schema=others) as store:
+        for mode in ("setting", "roles", "off", "roles"):
+            store.setup(row_level_security=mode)
+            status = store.schema_status()
+            assert (status.row_level_security, status.deviating) == (mode, ())
+            assert state() == before
+        store.bind_role(role, "acme")
+        assert execute(admin, rights, others, list(theirs)) == []
+        # Nor does it decide what a later migration's tables get.
+        table = "create table {schema}.notes (tenant_id text);"
+        known = (*schema.migrations(), schema.Migration(KNOWN + 1, "later", table))
+        monkeypatch.setattr(schema, "migrations", lambda: known)
+        monkeypatch.setattr(security, "TABLES", (*security.TABLES, "notes"))
+        assert store.setup() == [f"{KNOWN + 1:04}_later"]
+        assert {("notes", "tenant_by_role"), ("conversations", "tenant_by_role")} <= secured(admin, others)
+        execute(admin, "grant select on {schema}.secrets to {role}", schema=others, role=role)
+        store.unbind_role(role)
+        assert execute(admin, "select has_table_privilege(%s, %s, 'select')", role, f"{others}.secrets") == [(True,)]
+        store.setup(row_level_security="off")
+        assert state() == before
+
+
+@pytest.mark.parametrize("mode", ["setting", "roles"])
+def test_a_schemas_name_may_be_anything(server_dsn: str, schema_name: str, admin: Connection, mode: Any) -> None:
+    name = f"""$function$ $function_$ '"\\%s {{schema}} {schema_name[-6:]}"""
+    try:
+        with ConversationStore(server_dsn, schema=name, tenant_id="acme") as store:
+            store.setup(row_level_security=mode)
+            assert store.schema_status().row_level_security == mode
+            converse(store, "s", "acme")
+            store.setup(row_level_security="off")
+    finally:
+        execute(admin, "drop schema if exists {schema} cascade", schema=name)
+
+
 def test_every_table_with_a_tenant_has_the_policy_and_off_leaves_nothing_of_it(
     store: ConversationStore, admin: Connection
 ) -> None:
@@ -461,6 +588,8 @@ def test_what_a_later_migration_adds_does_not_escape(
     )
     known = (*schema.migrations(), later)
     monkeypatch.setattr(schema, "migrations", lambda: known)
+    monkeypatch.setattr(security, "TABLES", (*security.TABLES, "notes", "tenant_limits"))
+    monkeypatch.setattr(security, "VIEWS", (*security.VIEWS, "noted"))
     name = tenants.owner.schema
     assert tenants.owner.setup() == [f"{KNOWN + 1:04}_later"]
     assert secured(admin, name) == {(table, "tenant_by_role") for table in with_tenants(admin, name)}
@@ -473,19 +602,60 @@ def test_what_a_later_migration_adds_does_not_escape(
         session.close()
 
 
-def test_a_table_that_has_lost_its_policy_counts_as_off_and_gets_it_again(
-    store: ConversationStore, admin: Connection
+HARMS = {
+    "drop policy tenant_by_setting on {schema}.conversation_summaries": "conversation_summaries",
+    "alter table {schema}.conversation_keys no force row level security": "conversation_keys",
+    "alter table {schema}.conversations disable row level security": "conversations",
+    "alter view {schema}.conversation_log reset (security_invoker)": "conversation_log",
+    "create policy tenant_by_role on {schema}.conversations using (true)": "conversations",
+}
+
+
+def test_what_has_lost_its_protection_is_told_and_gets_it_again(
+    store: ConversationStore,
+    admin: Connection,
+    call: Callable[..., Ended],  # noqa: F811
+    server_dsn: str,
 ) -> None:
     store.setup(row_level_security="setting")
-    for harm in (
-        "drop policy tenant_by_setting on {schema}.conversation_summaries",
-        "alter table {schema}.conversation_keys no force row level security",
-        "alter table {schema}.conversations disable row level security",
-    ):
+    whole = policies(admin, store.schema)
+    for harm, harmed in HARMS.items():
         execute(admin, harm, schema=store.schema)
-        assert store.schema_status().row_level_security == "off"
+        status = store.schema_status()
+        assert status.row_level_security == ("roles" if "by_role" in harm else "setting")
+        assert harmed in status.deviating
+        mode = status.row_level_security
+        told = call("status", "--schema", store.schema, dsn=server_dsn)
+        failed(told, f"`pgmemory init --schema {store.schema} --row-level-security {mode}`")
+        assert harmed in told.errors and f"row-level security: {mode}, but not so: " in told.output
+        told = call("status", "--schema", store.schema, "--json", dsn=server_dsn)
+        failed(told, "--row-level-security")
+        assert harmed in json.loads(told.output)["deviating"]
         store.setup(row_level_security="setting")
-        assert secured(admin, store.schema) == {(table, "tenant_by_setting") for table in TABLES}
+        assert policies(admin, store.schema) == whole
+        assert store.schema_status().deviating == ()
+    # Turning it off takes what is left, also where nothing tells of a mode any more.
+    for table in TABLES:
+        execute(admin, f"drop policy tenant_by_setting on {{schema}}.{table}", schema=store.schema)
+    status = store.schema_status()
+    assert (status.row_level_security, set(status.deviating)) == ("off", set(RELATIONS))
+    assert call("status", "--schema", store.schema, dsn=server_dsn).code == 0
+    store.setup(row_level_security="off")
+    assert store.schema_status().deviating == ()
+    assert not any(row[1] or row[2] or row[3] for row in policies(admin, store.schema) if row[0] != "conversations")
+
+
+def test_a_migration_protects_everything_where_only_some_of_it_was(
+    store: ConversationStore, admin: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.setup(row_level_security="setting")
+    execute(admin, "drop policy tenant_by_setting on {schema}.conversations", schema=store.schema)
+    later = schema.Migration(KNOWN + 1, "later", "create table {schema}.notes (tenant_id text);")
+    known = (*schema.migrations(), later)
+    monkeypatch.setattr(schema, "migrations", lambda: known)
+    monkeypatch.setattr(security, "TABLES", (*security.TABLES, "notes"))
+    store.setup()
+    assert secured(admin, store.schema) == {(table, "tenant_by_setting") for table in security.TABLES}
 
 
 def test_an_owner_who_is_no_superuser_is_bound_too_and_only_the_owner_changes_it(
@@ -606,9 +776,33 @@ def test_a_role_that_no_policy_binds_cannot_be_bound(
     for role in (bypassing, member):
         with pytest.raises(ConfigurationError, match="may bypass row-level security"):
             tenants.owner.bind_role(role, "acme")
-    execute(admin, "alter table {schema}.conversations owner to {role}", schema=tenants.owner.schema, role=owner)
-    with pytest.raises(ConfigurationError, match="may act as the owner of the tables"):
-        tenants.owner.bind_role(owner, "acme")
+    for attribute in ("replication", "createrole"):
+        role = new_role()
+        execute(admin, f"alter role {{role}} {attribute}", role=role)
+        if attribute == "createrole" and execute(admin, "show server_version_num")[0][0] >= "160000":
+            continue  # may no longer take any role
+        with pytest.raises(ConfigurationError, match="may bypass row-level security, by the rights of 'role"):
+            tenants.owner.bind_role(role, "acme")
+    for power in ("pg_read_server_files", "pg_write_server_files", "pg_execute_server_program", "pg_monitor"):
+        role = new_role()
+        execute(admin, f"grant {power} to {{role}}", role=role)
+        with pytest.raises(ConfigurationError, match="may bypass row-level security, by the rights of 'pg_"):
+            tenants.owner.bind_role(role, "acme")
+    execute(admin, "grant {of} to {role}", of=owner, role=(of_owner := new_role()))
+    for thing in (
+        "schema {schema}",
+        "table {schema}.conversations",
+        "table {schema}.tenant_roles",
+        "view {schema}.conversation_log",
+        "function {schema}.current_tenant()",
+    ):
+        ((before,),) = execute(admin, "select current_user")
+        execute(admin, f"alter {thing} owner to {{role}}", schema=tenants.owner.schema, role=owner)
+        for role in (owner, of_owner):
+            with pytest.raises(ConfigurationError, match="may act as the owner of the schema or of what is in it"):
+                tenants.owner.bind_role(role, "acme")
+        execute(admin, f"alter {thing} owner to {{role}}", schema=tenants.owner.schema, role=before)
+    tenants.owner.bind_role(owner, "acme")  # whom nothing belongs to any more
     with pytest.raises(ConfigurationError, match="there is no role 'nobody of that name'"):
         tenants.owner.bind_role("nobody of that name", "acme")
     for tenant in ("", None):
@@ -682,6 +876,7 @@ def test_the_command_turns_it_on_and_off_and_status_tells(
             "applied": list(range(1, KNOWN + 1)),
             "pending": [],
             "row_level_security": mode,
+            "deviating": [],
         }
     ended = on("init", "--row-level-security", "sometimes")
     assert (ended.code, ended.output) == (2, "") and "'off', 'setting', 'roles'" in ended.errors

@@ -329,7 +329,8 @@ OPERATIONS: dict[str, Callable[[ConversationStore, ConversationKey], object]] = 
     "read_snapshot": lambda store, key: store.read_snapshot(EVERYTHING, str(key.id)),
     "read_entries": lambda store, key: store.read_entries(EVERYTHING, str(key.id), 0, 9),
     "write_entries": lambda store, key: store.write_entries(key, [ENTRY], is_first=True, is_last=True),
-    "count_other": lambda store, key: store.count_other(key, [ENTRY]),
+    "count_differing": lambda store, key: store.count_differing(key, [ENTRY]),
+    "require_schema": lambda store, key: store.require_schema(),
     "edit_turns": lambda store, key: store.edit_turns(key, [0], lambda turns: Edit()),
 }
 
@@ -574,7 +575,7 @@ def test_every_memory_works_as_a_role_that_may_only_read_and_write_rows(
 
 
 def test_an_older_schema_is_upgraded_with_its_rows_while_older_code_runs_on(
-    server_dsn: str, schema_name: str, monkeypatch: pytest.MonkeyPatch
+    server_dsn: str, schema_name: str, role: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = schema.migrations()
     older = ConversationStore(server_dsn, schema=schema_name)
@@ -585,6 +586,12 @@ def test_an_older_schema_is_upgraded_with_its_rows_while_older_code_runs_on(
     with psycopg2.connect(server_dsn) as connection:
         write_as_the_first_version(connection, schema_name, older.key("s"), first)
     monkeypatch.setattr(schema, "migrations", lambda: known)
+    with psycopg2.connect(server_dsn) as granting:
+        execute(granting, "grant usage on schema {schema} to {role}", schema=schema_name, role=role)
+        for table in ("conversations", "conversation_messages", "conversation_summaries", "schema_migrations"):
+            rights = "select" if table == "schema_migrations" else "select, insert, update, delete"
+            execute(granting, f"grant {rights} on {{schema}}.{table} to {{role}}", schema=schema_name, role=role)
+    granting.close()
     with ConversationStore(server_dsn, schema=schema_name) as newer:
         with pytest.raises(SchemaError, match="too old: version 1.*pgmemory init"):
             newer.list_messages("s")
@@ -593,6 +600,10 @@ def test_an_older_schema_is_upgraded_with_its_rows_while_older_code_runs_on(
         write_as_the_first_version(connection, schema_name, older.key("s"), [StoredMessage("ai", "still here")])
         said = [message.content for message in newer.list_messages("s")]
     assert said == ["before", "yes", "after", "still here"]
+    # A role that was given rights on the tables that there were can go on.
+    with store_as(role, server_dsn, schema_name) as app:
+        app.append(app.key("s"), [StoredMessage("human", "as before")], write_id=uuid.uuid4())
+        assert len(app.list_messages("s")) == 5
     older.close()
     connection.close()
 

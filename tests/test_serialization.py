@@ -484,7 +484,7 @@ def nested(depth: int) -> list[Any]:
         ({"when": Point(x=1, when=date.min, client=None), "o": Pair(0, Pair)}, "['o'].right", "of type type has no"),
         ({"config": Open(x=1, key=SecretStr("hunter2"))}, "['config'].key", "a secret is never stored"),
         ({"it's": Client()}, '["it\'s"]', "no JSON form"),
-        ({"ids": {1: "a", "1": "b"}}, "['ids']['1']", "another key of the same dict also becomes '1'"),
+        ({"ids": {1: "a", "1": "b"}}, "['ids']['1']", "another key of the same dict also becomes this text"),
         ({"ids": {True: "a", "true": "b"}}, "['ids']['true']", "another key"),
         ({"ids": {(1, 2): "a"}}, "['ids'][(1, 2)]", "a tuple cannot be a key"),
         ({"loop": looped()}, "['loop']['items'][1]", "contains itself"),

@@ -487,6 +487,11 @@ def test_hostile_content_runs_and_asks_in_a_careless_page(opened: Opened) -> Non
     assert "refresh" in opened.asked["navigating"]
 
 
+def test_a_message_whose_key_was_erased_says_so() -> None:
+    (entry,) = entries([StoredMessage("human", "", message_index=0, is_erased=True)])
+    assert entry.text == "(its key was erased)"
+
+
 def test_hostile_content_neither_runs_nor_asks_in_a_transcript(opened: Opened) -> None:
     assert opened.asked["transcript"] == set()
     document = Parsed(opened.documents["transcript"])

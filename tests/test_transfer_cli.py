@@ -17,12 +17,14 @@ import pytest
 import test_cli
 from conftest import PROJECT
 from conversations import ai, human
+from langchain_core.messages import RemoveMessage
 from psycopg2.extensions import connection as Connection
 from test_cli import Ended, failed, imported, run
 from transfers import another_store, exported, say
 from waiting import PATIENCE_SECONDS, wait_until
 
 from pgmemory import ConversationStore, PostgresChatMessageHistory, cli
+from pgmemory.encryption import Keyring
 
 call = test_cli.call
 SOURCES = ("jsonl", "openai", "langchain-postgres", "message-store", "n8n", "conversation-messages")
@@ -76,7 +78,7 @@ def test_an_export_writes_a_file_that_an_import_takes(
     again = call("import", "jsonl", file, "--schema", other.schema, "--json", dsn=server_dsn)
     assert json.loads(again.output) == {
         "dry_run": False, "conversations": 2, "messages": 0, "already_there": 6, "deleted_here": 0,
-        "skipped": 0, "conflicts": 0, "disagreements": 0, "findings": [],
+        "left_out": 0, "skipped": 0, "in_conflicts": 0, "conflicts": 0, "disagreements": 0, "findings": [],
     }  # fmt: skip
     one = str(tmp_path / "one.jsonl")
     options = ("--user", "u", "--session", "a", "--json")
@@ -262,7 +264,9 @@ def test_no_server_no_schema_and_no_rights_are_told_in_one_line(
             failed(call(*arguments, dsn="postgresql://app@127.0.0.1:1/db"), "could not connect to host=127.0.0.1")
         if arguments[0] == "export" or arguments[1] == "openai":
             failed(call(*arguments, "--schema", f"{schema_name}_none", dsn=server_dsn), "pgmemory init")
-    failed(call("import", "jsonl", str(file), dsn=server_dsn), "line 1")
+    file.write_bytes(b"no header")
+    failed(call("import", "jsonl", str(file), "--schema", f"{schema_name}_none", dsn=server_dsn), "pgmemory init")
+    failed(call("import", "jsonl", str(file), "--schema", store.schema, dsn=server_dsn), "line 1")
     failed(call("export", "/nowhere/at/all", "--schema", store.schema, dsn=server_dsn), "cannot write the file")
 
 
@@ -274,6 +278,117 @@ def test_an_export_that_fails_leaves_no_file(
     assert call("export", str(file), "--schema", f"{schema_name}_none", dsn=server_dsn).code == 1
     assert [path.name for path in tmp_path.iterdir()] == ["all.jsonl"]
     assert file.read_text() == "before"
+
+
+def test_an_export_finds_the_one_user_s_conversation_or_fails_and_leaves_no_file(
+    call: Callable[..., Ended], server_dsn: str, store: ConversationStore, tmp_path: Path
+) -> None:
+    say(store, 2, "a", user_id="u")
+    say(store, 4, "both", user_id="u")
+    say(store, 4, "both", user_id="v")
+    file = tmp_path / "a.jsonl"
+
+    def export(*options: str, to: str = str(file)) -> Ended:
+        return call("export", to, "--schema", store.schema, *options, dsn=server_dsn)
+
+    assert export("--session", "a") == Ended(0, "exported 1 conversations, 2 messages\n", "")
+    file.unlink()
+    for options in (
+        ("--session", "b"),
+        ("--session", "a", "--user", "v"),
+        ("--session", "a", "--user", ""),
+        ("--user", "w"),
+        ("--session", "b", "--all-tenants"),
+    ):
+        failed(export(*options), "there is no")
+    ended = export("--session", "both")
+    assert ended.code == 2 and "several users have a conversation of this name: 'v', 'u'" in ended.errors
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_export_is_for_its_owner_alone_and_goes_through_no_link_that_others_laid(
+    call: Callable[..., Ended], server_dsn: str, store: ConversationStore, tmp_path: Path
+) -> None:
+    say(store, 2)
+    target, link, victim = tmp_path / "folder" / "all.jsonl", tmp_path / "link", tmp_path / "victim"
+    target.parent.mkdir()
+    victim.write_text("precious")
+    link.symlink_to(target)
+    (target.parent / "all.jsonl.part").symlink_to(victim)
+    assert call("export", str(link), "--schema", store.schema, dsn=server_dsn).code == 0
+    assert link.is_symlink() and target.read_bytes() == exported(store)
+    assert target.stat().st_mode & 0o777 == 0o600
+    assert victim.read_text() == "precious"
+    assert sorted(path.name for path in target.parent.iterdir()) == ["all.jsonl", "all.jsonl.part"]
+
+
+def test_an_export_that_nobody_reads_to_the_end_ends_well_and_a_full_disk_in_one_line(
+    call: Callable[..., Ended], server_dsn: str, store: ConversationStore
+) -> None:
+    say(store, 4000)
+    arguments = ("export", "-", "--schema", store.schema)
+    with start(*arguments, dsn=server_dsn, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as export:
+        assert export.stdout is not None and export.stderr is not None
+        export.stdout.readline()
+        export.stdout.close()
+        assert (export.wait(PATIENCE_SECONDS), export.stderr.read()) == (0, b"")
+    with (
+        open("/dev/full", "wb") as full,
+        start(*arguments, dsn=server_dsn, stdout=full, stderr=subprocess.PIPE) as export,
+    ):
+        _, errors = export.communicate(timeout=PATIENCE_SECONDS)
+    failed(Ended(export.returncode, "", errors.decode()), "No space left on device")
+    failed(call("export", "/dev/full", "--schema", store.schema, dsn=server_dsn), "No space left on device")
+
+
+def test_an_export_to_standard_output_says_on_standard_error_what_it_left_out(
+    call: Callable[..., Ended], server_dsn: str, store: ConversationStore
+) -> None:
+    PostgresChatMessageHistory("s", store).add_messages([human("Hi"), RemoveMessage(id="x")])
+    arguments = ("export", "-", "--format", "openai", "--schema", store.schema)
+    ended = call(*arguments, dsn=server_dsn)
+    assert (ended.code, ended.errors) == (0, "exported 1 conversations, 1 messages, 1 left out\n")
+    ended = call(*arguments, "--json", dsn=server_dsn)
+    assert json.loads(ended.errors) == {"conversations": 1, "messages": 1, "left_out": 1}
+    assert len(json.loads(ended.output)["messages"]) == 1
+
+
+def test_a_missing_schema_is_told_also_where_nothing_would_be_written(
+    call: Callable[..., Ended], server_dsn: str, schema_name: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b'[{"role": "user"}]')
+    for options in ([], ["--dry-run"]):
+        arguments = ("import", "openai", str(file), "--session", "s", "--schema", f"{schema_name}_none", *options)
+        failed(call(*arguments, dsn=server_dsn), "pgmemory init")
+
+
+def test_erasing_a_key_finds_the_one_user_s_conversation(
+    call: Callable[..., Ended], server_dsn: str, store: ConversationStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ConversationStore(server_dsn, schema=store.schema, keyring=Keyring({"a": bytes(32)})) as sealed:
+        say(sealed, 2, user_id="u")
+    arguments = ("--schema", store.schema, "--json")
+    ended = call("erase-key", "s", *arguments, dsn=server_dsn)
+    assert (ended.code, json.loads(ended.output)["user_id"]) == (0, "u")
+    failed(call("erase-key", "s", *arguments, dsn=server_dsn), "has no key")
+    failed(call("erase-key", "t", *arguments, dsn=server_dsn), "there is no conversation of this name")
+
+
+def test_an_example_never_overwrites_a_file_of_keys(call: Callable[..., Ended]) -> None:
+    assert "new-key 2026-01 >> " in call("new-key", "--help").output
+
+
+def test_no_text_of_the_database_reaches_a_terminal_as_it_is(
+    call: Callable[..., Ended], server_dsn: str, store: ConversationStore, admin: Connection
+) -> None:
+    say(store, 2)
+    with admin.cursor() as cursor:
+        cursor.execute(f"update {store.schema}.conversation_messages set role = %s", ("\x1b]0;owned\x07",))
+    for arguments in (("tail",), ("search", "s 0")):
+        ended = call(*arguments, "--schema", store.schema, dsn=server_dsn)
+        assert ended.code == 0
+        assert "\x1b" not in ended.output and "<U+001B>]0;owned<U+0007>" in ended.output
 
 
 def test_the_exact_format_moves_without_langchain(

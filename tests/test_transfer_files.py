@@ -99,6 +99,7 @@ def message(**changed: Any) -> dict[str, Any]:
         (lines(HEADER, state(), message(message_index=-1)), "line 3: message_index"),
         (lines(HEADER, state(), message(message_index=2)), "line 3: message_index 2 is not in order"),
         (lines(HEADER, state(), message(), message()), "line 4: message_index 0 is not in order"),
+        (lines(HEADER, state(summarized_through=2)), "line 2: summarized_through is no whole number from -1 to 1"),
     ],
 )
 def test_a_wrong_file_is_refused_with_the_line(file: bytes, text: str) -> None:
@@ -118,6 +119,7 @@ def test_a_conversation_that_cannot_have_its_name_is_skipped_or_with_strict_an_e
     file = lines(HEADER, state(session_id=""), message(), END)
     report = imported(store, file)
     assert (report.skipped, report.messages, report.findings[0].place) == (1, 0, "line 2")
+    assert report.findings[0].reason == "session_id must not be empty (1 messages)"
     with pytest.raises(ConfigurationError, match="line 2: session_id must not be empty"):
         imported(store, file, strict=True)
 
@@ -153,9 +155,11 @@ CHAT: list[dict[str, Any]] = [
         {"messages": CHAT},
         [{"messages": CHAT}],
         json.dumps(CHAT, indent=2).encode(),
+        b"\n \r\n" + json.dumps(CHAT, indent=2).encode(),
         lines({"messages": CHAT}) + b"\n",
+        b"\n" + lines({"messages": CHAT}),
     ],
-    ids=["object", "list of objects", "a list of several lines", "lines"],
+    ids=["object", "list of objects", "a list of several lines", "blank lines before it", "lines", "blank and lines"],
 )
 def test_openai_messages_come_in_and_go_out_as_they_were(store: ConversationStore, document: Any) -> None:
     report = openai(store, document, session_id="s", user_id="u")
@@ -201,6 +205,7 @@ def test_lines_of_openai_messages_name_their_conversations(store: ConversationSt
     [
         (b"{", "neither a JSON document nor JSON Lines"),
         (b"\xff", "neither a JSON document nor JSON Lines"),
+        (b"[" * 100_000, "neither a JSON document nor JSON Lines"),
         (lines({"session_id": "s", "messages": []}) + b"{", "line 2 is not JSON"),
         (lines({"messages": []}), "line 1: no session_id"),
         (lines({"session_id": "s", "messages": 1}), "line 1: neither"),
@@ -242,3 +247,57 @@ def test_odd_messages_are_reported_and_stop_nothing_unless_strict(store: Convers
     with pytest.raises(ConfigurationError, match="line 1, message 2: no JSON object with a role"):
         openai(store, document, session_id="t", strict=True)
     assert store.get_conversation("t") is None
+
+
+def test_what_is_missing_in_an_odd_message_is_said(store: ConversationStore) -> None:
+    odd = [
+        {"role": "tool", "content": "found"},
+        {"role": "assistant", "tool_calls": [{"id": "c", "type": "custom", "custom": "secret"}]},
+    ]
+    report = openai(store, odd, session_id="s")
+    assert [finding.reason for finding in report.findings] == [
+        "no tool_call_id",
+        "a tool call that names neither a function nor a custom tool",
+    ]
+
+
+def test_a_custom_tool_s_call_keeps_its_name_its_id_and_its_text(store: ConversationStore) -> None:
+    call = {"id": "c1", "type": "custom", "custom": {"name": "run", "input": "print(1)"}}
+    result = {"role": "tool", "content": "1", "tool_call_id": "c1"}
+    report = openai(store, [{"role": "assistant", "content": None, "tool_calls": [call]}, result], session_id="s")
+    assert (report.messages, report.findings) == (2, [])
+    calling, answer = said(store)
+    assert (
+        calling.tool_calls == [{"name": "run", "args": {"__arg1": "print(1)"}, "id": "c1", "type": "tool_call"}]
+        and answer.tool_call_id == "c1"
+    )
+
+
+# --- Numbers ---------------------------------------------------------------------------------------------------------
+
+
+class Miscounting(JsonLines):
+    """Gives a message less than it says."""
+
+    def conversations(self, *arguments: Any) -> Any:
+        yield from super().conversations(*arguments)
+        self.rows += 1
+
+
+def test_every_message_of_the_source_is_accounted_for_or_the_import_fails(store: ConversationStore) -> None:
+    hi = {"role": "user", "content": "Hi"}
+    document = [
+        {"session_id": "good", "messages": [hi, "odd", hi]},
+        {"session_id": "", "messages": [hi, hi, "odd"]},
+        {"session_id": "other", "messages": [hi, hi]},
+    ]
+    PostgresChatMessageHistory("other", store).add_messages([human("another one")])
+    report = openai(store, document)
+    assert (report.messages, report.skipped, report.in_conflicts, report.total) == (2, 4, 2, 8)
+    assert (report.conflicts, report.disagreements) == (1, 0)
+    again = openai(store, document)
+    assert (again.already_there, again.skipped, again.in_conflicts, again.total) == (2, 4, 2, 8)
+    file = exported(store, session_id="good")
+    report = import_conversations(store, Miscounting(io.BytesIO(file)))
+    assert (report.succeeded, report.disagreements) == (False, 1)
+    assert report.findings[0].reason == "it gave 3 messages, and 2 are accounted for"

@@ -261,8 +261,8 @@ def test_a_text_column_that_holds_no_json_and_a_missing_session_are_odd_rows(
     assert sorted(finding.reason for finding in report.findings) == [
         "no JSON",
         "no JSON object with a type",
-        "session_id must be text, an int or a UUID, not NoneType",
-        "session_id must not be empty",
+        "session_id must be text, an int or a UUID, not NoneType (1 messages)",
+        "session_id must not be empty (1 messages)",
     ]
 
 
@@ -323,12 +323,66 @@ def test_a_table_of_one_s_own_needs_only_four_columns(
         ("s", -1, "user", "?"),
         ("s", 1, None, "?"),
         ("s", 2, "assistant", "Hello"),
+        ("s", 2**31 - 1, "assistant", "too far"),
     ]
     names = ("conversation_id", "message_index", "role", "content")
     make(columns, [dict(zip(names, row, strict=True)) for row in rows])
     report = take_in("conversation-messages")
-    assert (report.messages, report.skipped) == (2, 3)
+    assert (report.messages, report.skipped) == (2, 4)
+    assert sorted(finding.reason for finding in report.findings) == [
+        "message_index comes twice",
+        *["message_index is no whole number from 0 to 2147483646"] * 2,
+        "no role",
+    ]
     assert [row.message_index for row in store.list_messages("s")] == [0, 2]
+    make(columns.replace("bigint", "text"), table="by_text")
+    with pytest.raises(ConfigurationError, match="the column message_index of .*by_text is of type text"):
+        take_in("conversation-messages", table="by_text")
+
+
+def test_roles_of_hand_made_tables_are_known_by_any_of_their_usual_names(
+    store: ConversationStore, take_in: TakeIn, make: Callable[..., None]
+) -> None:
+    roles = [
+        ("HumanMessage", "human"), ("AIMessage", "ai"), ("Human", "human"), ("assistant", "ai"), ("bot", "ai"),
+        ("USER", "human"), ("AIMessageChunk", "ai"), ("SystemMessage", "system"), ("Bot", "ai"), ("Critic", "chat"),
+    ]  # fmt: skip
+    rows = [
+        {"conversation_id": "s", "message_index": n, "role": role, "content": "x"} for n, (role, _) in enumerate(roles)
+    ]
+    make("conversation_id text, message_index numeric, role text, content text", rows)
+    assert take_in("conversation-messages").messages == len(roles)
+    assert [message.type for message in said(store, "s")] == [kind for _, kind in roles]
+
+
+def test_content_in_a_column_of_json_is_text_or_blocks(
+    store: ConversationStore, take_in: TakeIn, make: Callable[..., None]
+) -> None:
+    blocks = [{"type": "text", "text": "Hi"}, {"type": "image_url", "image_url": {"url": "https://x/y"}}]
+    contents = [json.dumps(blocks), '"Hi"', "[1]", '{"a": 1}', None]
+    rows = [
+        {"conversation_id": "s", "message_index": n, "role": "user", "content": content}
+        for n, content in enumerate(contents)
+    ]
+    make("conversation_id text, message_index int, role text, content jsonb", rows)
+    assert take_in("conversation-messages").findings == []
+    assert [message.content for message in said(store, "s")] == [blocks, "Hi", "[1]", '{"a": 1}', ""]
+
+
+@pytest.mark.parametrize("type", ["timestamptz", "timestamp"])
+def test_times_that_no_calendar_of_python_has_are_odd_rows(
+    store: ConversationStore, take_in: TakeIn, make: Callable[..., None], type: str
+) -> None:
+    hi = {"type": "human", "content": "Hi"}
+    times = ["2024-02-29 00:00:00", "10000-01-01 00:00:00", "0044-03-15 00:00:00 BC", "infinity", "-infinity"]
+    make(f"{N8N}, created_at {type}", [{"session_id": "s", "message": hi, "created_at": time} for time in times])
+    report = take_in("n8n")
+    assert report.messages + report.skipped == len(times)
+    assert {finding.reason for finding in report.findings} == {"created_at is not between the years 1 and 9999"}
+    assert {finding.place for finding in report.findings} >= {"id 2 of session 's'", "id 3 of session 's'"}
+    found = {row.created_at for row in store.list_messages("s")}
+    assert datetime(2024, 2, 29, tzinfo=timezone.utc) in found
+    assert not any(time is not None and time.year < 2024 for time in found)
 
 
 # --- The source itself -----------------------------------------------------------------------------------------------
@@ -395,18 +449,26 @@ def test_the_table_is_left_as_it_is_and_its_connection_is_closed(
 def test_what_the_store_redacts_is_redacted(
     server_dsn: str, store: ConversationStore, make: Callable[..., None]
 ) -> None:
-    make(N8N, [{"session_id": "s", "message": {"type": "human", "content": text}} for text in ("my secret", "bad")])
+    texts = ("my secret", "bad", "drop", "split")
+    make(N8N, [{"session_id": "s", "message": {"type": "human", "content": text}} for text in texts])
 
     def redact(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
         if messages[0].content == "bad":
             raise ValueError("bad")
+        if messages[0].content == "drop":
+            return []
+        if messages[0].content == "split":
+            return [HumanMessage("a"), HumanMessage("b")]
         return [message.model_copy(update={"content": "[redacted]"}) for message in messages]
 
     with ConversationStore(server_dsn, schema=store.schema, redact=redact) as redacting:
         for stored in (1, 0):
             report = import_conversations(redacting, TableSource(server_dsn, "n8n", table=f"{store.schema}.old"))
-            assert (report.messages, report.skipped, report.conflicts) == (stored, 1, 0)
-        assert "redact failed" in report.findings[0].reason
+            assert (report.messages, report.left_out, report.skipped, report.conflicts) == (stored, 1, 2, 0)
+        assert [finding.reason for finding in report.findings] == [
+            "redact failed (ValueError)",
+            "redact made several messages of it, for which the source has no numbers",
+        ]
     assert said(store, "s") == [HumanMessage("[redacted]")]
 
 

@@ -31,6 +31,7 @@ TOLD_AS = {
     "get_conversation": {"list_conversations"},
     "find_conversations": {"list_conversations"},
     "read_pages": {"read_page"},
+    "require_schema": {"schema_status"},
     "follow": {"follow", "newest"},
     "erase_conversation": {"erase"},
     "erase_user": {"erase"},

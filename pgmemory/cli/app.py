@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import re
@@ -19,6 +20,8 @@ from pgmemory.store import ConversationStore
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+# What of a DSN, in either form, is or may hold a password.
+_PASSWORD = re.compile(r"(?<=://)[^\s/'\"]*(?=@)|(?<=password=)('[^']*'|[^\s'\"]+)", re.IGNORECASE)
 _MAY_HOLD_A_PASSWORD = re.compile(r"://|@|passw", re.IGNORECASE)
 
 schema_option = click.option(
@@ -41,6 +44,13 @@ user_option = click.option("--user", metavar="USER", help="The conversation's us
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
 
 
+def printable(text: str) -> str:
+    """Return what may hold words of the command line or of the database on one line, harmless, without passwords."""
+    from pgmemory.transcript import visible
+
+    return visible(_PASSWORD.sub("***", " ".join(text.split())), one_line=True)
+
+
 def one_line_errors(command: F) -> F:
     """Let a command end with one line on standard error, and 1, where it fails with an error of ours."""
 
@@ -49,7 +59,11 @@ def one_line_errors(command: F) -> F:
         try:
             return command(*args, **kwargs)
         except PgMemoryError as error:
-            raise click.ClickException(" ".join(str(error).split())) from error
+            raise click.ClickException(printable(str(error))) from error
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # nobody reads on
+                raise
+            raise click.ClickException(f"cannot write the output: {error.strerror}") from error
 
     return wrapped  # type: ignore[return-value]
 

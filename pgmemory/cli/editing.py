@@ -55,8 +55,8 @@ def delete(
         deleted = history.delete_turns(numbers) if turns else history.delete_messages(numbers)
     if as_json:
         print_json({"session_id": history.session_id, "user_id": history.user_id, "deleted": deleted})
-    else:
-        click.echo(f"deleted {len(deleted)} messages" + (f": {', '.join(map(str, deleted))}" if deleted else ""))
+    elif deleted:
+        click.echo(f"deleted {', '.join(map(str, deleted))}")
     if not deleted:
         raise click.ClickException("there was nothing to delete")
 
@@ -104,7 +104,7 @@ def _read_turn(file: TextIO) -> list[BaseMessage]:
         if not isinstance(forms, list):
             raise OddMessageError("it is no JSON list")
         return [from_openai(form) for form in forms]
-    except ValueError as error:  # of JSON, of UTF-8, of a message
+    except (ValueError, RecursionError) as error:  # of JSON, of UTF-8, of a message
         raise ConfigurationError(f"{file.name} holds no list of messages in OpenAI's form: {error}") from error
 
 

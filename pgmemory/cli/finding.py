@@ -28,16 +28,31 @@ def find_conversation(store: ConversationStore, session: str, user: str | None) 
         found = [record] if record else []
     else:
         found = store.find_conversations(session, limit=_SHOWN + 1)
-    if not found:
+    _require_one_user(store, [record.user_id for record in found], user)
+    return found[0]
+
+
+def find_user(store: ConversationStore, session: str, user: str | None) -> str:
+    """Return whose a conversation is, of which perhaps only the logs are left that agents keep beside it.
+
+    Args and errors are as of `find_conversation`.
+    """
+    found = store.list_conversations(session_id=session, user_id=user)
+    users = list(dict.fromkeys(record.user_id for record in found))
+    _require_one_user(store, users, user)
+    return users[0]
+
+
+def _require_one_user(store: ConversationStore, users: list[str], user: str | None) -> None:
+    if not users:
         # Not repeated: it may be a DSN that stands in the wrong place.
         of_user = "" if user is None else " of this user" if user else " without a user"
         of_tenant = f" in the tenant {store.tenant_id!r}" if store.tenant_id else ""
         raise click.ClickException(f"there is no conversation of this name{of_user}{of_tenant}: see `pgmemory ls`")
-    if len(found) > 1:
-        users = ", ".join(repr(record.user_id) for record in found[:_SHOWN])
-        more = " and others" if len(found) > _SHOWN else ""
+    if len(users) > 1:
+        some = ", ".join(map(repr, users[:_SHOWN]))
+        more = " and others" if len(users) > _SHOWN else ""
         raise KnownUsageError(
-            f"several users have a conversation of this name: {users}{more}; say whose with --user "
+            f"several users have a conversation of this name: {some}{more}; say whose with --user "
             "(--user '' for the one without a user)"
         )
-    return found[0]

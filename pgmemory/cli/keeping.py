@@ -13,12 +13,12 @@ from typing import Any
 
 import click
 
-from pgmemory.cli.app import json_option, main, print_json, user_option, with_store
+from pgmemory.cli.app import json_option, main, print_json, printable, user_option, with_store
 from pgmemory.cli.durations import Duration
-from pgmemory.cli.finding import find_conversation
+from pgmemory.cli.finding import find_user
 from pgmemory.cli.printing import one_line
 from pgmemory.cli.progress import progress_bar
-from pgmemory.models import Erased, Pruned
+from pgmemory.models import Erased, ErasedConversation, Pruned
 from pgmemory.pool import StoreError
 from pgmemory.store import ConversationStore
 
@@ -57,8 +57,10 @@ def prune(
             try:
                 _print_pruned(_prune(store, older_than, all_tenants, dry_run, stopped), dry_run, as_json)
             except StoreError as error:
+                if not error.may_pass:
+                    raise
                 # A service outlives its server: the next round may reach it.
-                click.echo(f"{_now()} not pruned: {' '.join(str(error).split())}", err=True)
+                click.echo(f"{_now()} not pruned: {printable(str(error))}", err=True)
             stopped.wait(every.total_seconds())
 
 
@@ -93,10 +95,9 @@ def _print_pruned(pruned: Pruned, dry_run: bool, as_json: bool) -> None:
     if as_json:
         print_json({"time": _now(), "dry_run": dry_run, **asdict(pruned)})
     else:
-        held = f"; {pruned.held} held and kept" if pruned.held else ""
+        held = f", held and kept: {pruned.held}" if pruned.held else ""
         done = "would prune" if dry_run else "pruned"
-        click.echo(f"{_now()} {done} {pruned.conversations} conversations with {pruned.messages} messages{held}")
-    sys.stdout.flush()
+        click.echo(f"{_now()} {done} conversations: {pruned.conversations}, messages: {pruned.messages}{held}")
 
 
 def _now() -> str:
@@ -127,8 +128,11 @@ class _TimeToLive(Duration):
 @click.argument("session")
 @click.argument("duration", type=_TimeToLive())
 @user_option
+@json_option
 @with_store
-def ttl(store: ConversationStore, session: str, duration: timedelta | str, user: str | None) -> None:
+def ttl(
+    store: ConversationStore, session: str, duration: timedelta | str, user: str | None, as_json: bool
+) -> None:
     """Set how long after its last turn `prune` deletes a conversation; `none` for the application's own rule.
 
     \b
@@ -136,47 +140,56 @@ def ttl(store: ConversationStore, session: str, duration: timedelta | str, user:
       pgmemory ttl ticket-42 90d --user u7
       pgmemory ttl ticket-42 none
     """
-    found = find_conversation(store, session, user)
+    owner = find_user(store, session, user)
     span = duration if isinstance(duration, timedelta) else None
+    changed = store.set_time_to_live(session, span, user_id=owner)
     rule = "no time to live of its own" if span is None else f"{span} after its last turn"
-    for session_id in store.set_time_to_live(found.session_id, span, user_id=found.user_id):
-        click.echo(f"{one_line(session_id)}: {rule}")
+    _print_changed({"user_id": owner, "time_to_live": span, "session_ids": changed}, as_json, f"{{}}: {rule}")
 
 
 @main.command()
 @click.argument("session")
 @click.option("--reason", metavar="TEXT", help="Why, for those who meet the hold.")
 @user_option
+@json_option
 @with_store
-def hold(store: ConversationStore, session: str, reason: str | None, user: str | None) -> None:
+def hold(store: ConversationStore, session: str, reason: str | None, user: str | None, as_json: bool) -> None:
     """Hold a conversation: nothing of it is deleted or changed until it is released. New turns are still stored.
 
     \b
     Example:
       pgmemory hold ticket-42 --user u7 --reason "case 2026/117"
     """
-    found = find_conversation(store, session, user)
-    for session_id in store.hold(found.session_id, user_id=found.user_id, reason=reason):
-        click.echo(f"held {one_line(session_id)}")
+    owner = find_user(store, session, user)
+    held = store.hold(session, user_id=owner, reason=reason)
+    _print_changed({"user_id": owner, "session_ids": held}, as_json, "held {}")
 
 
 @main.command()
 @click.argument("session")
 @user_option
+@json_option
 @with_store
-def release(store: ConversationStore, session: str, user: str | None) -> None:
+def release(store: ConversationStore, session: str, user: str | None, as_json: bool) -> None:
     """End the hold on a conversation.
 
     \b
     Example:
       pgmemory release ticket-42 --user u7
     """
-    found = find_conversation(store, session, user)
-    released = store.release(found.session_id, user_id=found.user_id)
-    if not released:
-        click.echo(f"{one_line(found.session_id)} was not held")
-    for session_id in released:
-        click.echo(f"released {one_line(session_id)}")
+    owner = find_user(store, session, user)
+    released = store.release(session, user_id=owner)
+    _print_changed({"user_id": owner, "session_ids": released}, as_json, "released {}")
+    if not released and not as_json:
+        click.echo("it was not held")
+
+
+def _print_changed(changed: dict[str, Any], as_json: bool, line: str) -> None:
+    if as_json:
+        print_json(changed)
+    else:
+        for session_id in changed["session_ids"]:
+            click.echo(line.format(one_line(session_id)))
 
 
 @main.command()
@@ -188,8 +201,9 @@ def release(store: ConversationStore, session: str, user: str | None) -> None:
 def erase(store: ConversationStore, session: str | None, user: str | None, yes: bool, as_json: bool) -> None:
     """Delete a conversation, or all of a user's, without a trace, and print a receipt.
 
-    A receipt names each conversation and what it held. Ends with 1 if one is held, and so was kept. Backups, and the
-    server's own files until it has cleaned them up, are another matter: see the guide to operations.
+    A receipt names each conversation and what it held. Ends with 1 if one is held, and so was kept, and if there was
+    nothing to erase. Backups, and the server's own files until it has cleaned them up, are another matter: see the
+    guide to operations.
 
     \b
     Examples:
@@ -200,28 +214,38 @@ def erase(store: ConversationStore, session: str | None, user: str | None, yes: 
         raise click.UsageError("say what to erase: --user, --session, or both for one of a user's conversations")
     what = f"all conversations of the user {user!r}"
     if session is not None:
-        found = find_conversation(store, session, user)
-        session, user = found.session_id, found.user_id
+        user = find_user(store, session, user)
         what = f"the conversation {session!r} of the user {user!r}"
-    if not yes and sys.stdin.isatty():
+    if not yes and sys.stdin is not None and sys.stdin.isatty():
         click.confirm(f"Erase {what}? This cannot be undone.", abort=True, err=True)
-    if session is None:
-        assert user is not None
-        erased = store.erase_user(user)
-    else:
-        erased = store.erase_conversation(session, user_id=user)
-    _print_receipt(erased, as_json)
-    if erased.held:
-        raise click.ClickException(f"kept, because they are held: {', '.join(map(repr, erased.held))}")
+    assert user is not None
+    gone: list[ErasedConversation] = []
+    complete = False
+    held: tuple[str, ...] = ()
+    try:
+        if session is None:
+            held = store.erase_user(user, on_batch=gone.extend).held
+        else:
+            held = store.erase_conversation(session, user_id=user, on_batch=gone.extend).held
+        complete = True
+    finally:
+        # Also of what was erased before something went wrong: nobody else can tell.
+        if complete or gone:
+            _print_receipt(Erased(store.tenant_id, user, session, tuple(gone), held), complete, as_json)
+    if held:
+        raise click.ClickException(f"kept, because they are held: {', '.join(map(repr, held))}")
+    if not gone:
+        raise click.ClickException("there was nothing to erase")
 
 
-def _print_receipt(erased: Erased, as_json: bool) -> None:
+def _print_receipt(erased: Erased, complete: bool, as_json: bool) -> None:
     if as_json:
-        print_json({"erased_at": _now(), **asdict(erased)})
+        print_json({"erased_at": _now(), "complete": complete, **asdict(erased)})
         return
     tenant = f" of the tenant {erased.tenant_id!r}" if erased.tenant_id else ""
-    click.echo(f"{_now()} erased for the user {erased.user_id!r}{tenant}")
+    broken_off = "" if complete else ", and then broken off"
+    click.echo(printable(f"{_now()} erased for the user {erased.user_id!r}{tenant}{broken_off}"))
     for gone in erased.conversations:
         click.echo(f"  {one_line(gone.session_id)}: {gone.messages} messages, {gone.summaries} summaries")
     messages = sum(gone.messages for gone in erased.conversations)
-    click.echo(f"{len(erased.conversations)} conversations, {messages} messages")
+    click.echo(f"conversations: {len(erased.conversations)}, messages: {messages}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from pgmemory.cli.app import json_option, main, one_line_errors, print_json, user_option, with_store
+from pgmemory.cli.finding import find_conversation
 from pgmemory.encryption import Keyring
 from pgmemory.errors import PgMemoryError
 from pgmemory.store import ConversationStore
@@ -14,13 +15,15 @@ from pgmemory.store import ConversationStore
 @click.argument("name")
 @one_line_errors
 def new_key(name: str) -> None:
-    """Print a line with a new master key called NAME, for the top of a key file. Needs no database.
+    """Print a line with a new master key called NAME, for a key file. Needs no database.
 
-    The first key of the file encrypts; those below it still decrypt. Keep the file apart from the database's backups.
+    The first key of the file encrypts; those below it still decrypt. So add a new one below; when every worker has the
+    file, move its line to the top. Never overwrite the file: without its keys, what they encrypt is lost. Keep it apart
+    from the database's backups.
 
     \b
     Example:
-      pgmemory new-key 2026-01 > pgmemory.keys
+      pgmemory new-key 2026-01 >> pgmemory.keys
     """
     click.echo(Keyring.new_line(name))
 
@@ -59,9 +62,10 @@ def erase_key(store: ConversationStore, session: str, user: str | None, as_json:
     Example:
       pgmemory erase-key ticket-42 --user u7
     """
-    if not store.erase_key(session, user_id=user):
-        raise PgMemoryError(f"session {session!r} has no key: it is not encrypted, or not there")
+    record = find_conversation(store, session, user)
+    if not store.erase_key(record.session_id, user_id=record.user_id):
+        raise PgMemoryError(f"session {session!r} has no key: it is not encrypted")
     if as_json:
-        print_json({"session_id": session, "user_id": user or "", "tenant_id": store.tenant_id})
+        print_json({"session_id": record.session_id, "user_id": record.user_id, "tenant_id": record.tenant_id})
     else:
         click.echo(f"the key of session {session!r} was erased")

@@ -241,7 +241,7 @@ def _print_hit(hit: Hit, *, with_tenant: bool) -> None:
     if not sys.stdout.isatty():
         found = f"[{found}]"
     names = [hit.tenant_id] * with_tenant + [hit.user_id] * bool(hit.user_id) + [hit.session_id]
-    heading = f"{' '.join(map(one_line, names))} #{hit.message_index} {hit.role}"
+    heading = f"{' '.join(map(one_line, names))} #{hit.message_index} {one_line(hit.role)}"
     print_rich(
         Text(f"{heading} · {in_utc(hit.created_at)} UTC", style="bold"),
         Text.assemble(

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import json
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
 from pgmemory.cli.app import F, json_option, main, print_json, with_store
+from pgmemory.cli.finding import find_user
+from pgmemory.cli.printing import one_line, while_read, written_file
 from pgmemory.cli.progress import progress_bar
 from pgmemory.store import ConversationStore
 
@@ -50,13 +50,16 @@ _table_options = _options(
     show_default=True,
     help="Exact JSON Lines, to be imported again, or a line of OpenAI chat messages for each conversation.",
 )
-@click.option("--user", metavar="USER", help="Only this user's conversations.")
+@click.option("--user", metavar="USER", help="Only this user's conversations; '' for those without a user.")
 @click.option(
-    "--session", metavar="SESSION", help="Only this conversation, of --user or of none, and its agents' logs."
+    "--session",
+    metavar="SESSION",
+    help="Only this conversation, and its agents' logs; with --all-tenants that of --user or of none.",
 )
 @click.option("--all-tenants", is_flag=True, help="The conversations of every tenant.")
 @json_option
 @with_store
+@while_read
 def export(
     store: ConversationStore,
     file: str,
@@ -68,7 +71,8 @@ def export(
 ) -> None:
     """Write conversations to FILE, or to standard output for -. In clear text, also of an encrypted store.
 
-    A file appears when it is whole; then what was done is printed. Standard output gets the conversations alone.
+    A file appears when it is whole, for its owner alone; then what was done is printed. Standard output gets the
+    conversations alone: with --json what was done goes to standard error. Ends with 1 if --user or --session fits none.
 
     \b
     Examples:
@@ -78,7 +82,9 @@ def export(
     """
     from pgmemory.transfer import export_conversations
 
-    with _written(file) as out, progress_bar("exporting") as progress:
+    if session is not None and user is None and not all_tenants:
+        user = find_user(store, session, user)
+    with written_file(file) as out, progress_bar("exporting") as progress:
         report = export_conversations(
             store,
             out,
@@ -88,13 +94,15 @@ def export(
             all_tenants=all_tenants,
             on_progress=progress,
         )
-    if file == "-":
-        return
+        if not report.conversations and (user, session) != (None, None):
+            raise click.ClickException("there is no such conversation: see `pgmemory ls`")
+    is_output = file == "-"
     if as_json:
-        print_json(asdict(report))
-    else:
+        click.echo(json.dumps(asdict(report)), err=is_output)
+    elif report.left_out or not is_output:
         left_out = f", {report.left_out} left out" if report.left_out else ""
-        click.echo(f"exported {report.conversations} conversations, {report.messages} messages{left_out}")
+        done = f"exported {report.conversations} conversations, {report.messages} messages{left_out}"
+        click.echo(done, err=is_output)
 
 
 @main.group("import")
@@ -231,34 +239,13 @@ def _import(store: ConversationStore, source: Source, *, as_json: bool, dry_run:
         print_json(report.as_dict())
     else:
         for finding in report.findings:
-            click.echo(f"{finding.kind}: {finding.place}: {finding.reason}", err=True)
+            click.echo(one_line(f"{finding.kind}: {finding.place}: {finding.reason}"), err=True)
         would = "would import" if dry_run else "imported"
         click.echo(
             f"{would} {report.messages} messages of {report.conversations} conversations; "
-            f"{report.already_there} were there, {report.deleted_here} were deleted here; "
-            f"{report.skipped} skipped, {report.conflicts} conflicts, {report.disagreements} disagreements"
+            f"{report.already_there} were there, {report.deleted_here} were deleted here, "
+            f"{report.left_out} left out by redaction, {report.skipped} skipped, {report.in_conflicts} in "
+            f"{report.conflicts} conflicts; {report.disagreements} disagreements"
         )
     if not report.succeeded:
         raise click.exceptions.Exit(1)
-
-
-@contextmanager
-def _written(file: str) -> Iterator[BinaryIO]:
-    """Open a file for writing that takes its name when it is whole."""
-    if file == "-":
-        yield sys.stdout.buffer
-        return
-    if os.path.exists(file) and not os.path.isfile(file):  # a pipe or a device
-        with open(file, "wb") as out:
-            yield out
-        return
-    part = f"{file}.part"
-    try:
-        with open(part, "wb") as out:
-            yield out
-        os.replace(part, file)
-    except OSError as error:
-        raise click.ClickException(f"cannot write the file: {error.strerror}") from error
-    finally:
-        if os.path.exists(part):
-            os.unlink(part)

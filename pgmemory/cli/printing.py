@@ -6,8 +6,9 @@ import errno
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from functools import wraps
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
@@ -94,10 +95,10 @@ def while_read(command: F) -> F:
         try:
             return command(*args, **kwargs)
         except OSError as error:
-            if error.errno != errno.EPIPE:
-                raise
             # What is still to be flushed goes nowhere, instead of failing once more at the end of the process.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            if error.errno != errno.EPIPE:
+                raise
 
     return wrapped  # type: ignore[return-value]
 
@@ -105,6 +106,8 @@ def while_read(command: F) -> F:
 @contextmanager
 def written_file(path: str) -> Iterator[BinaryIO]:
     """Give a file to write, `-` for standard output, that takes its name when it is whole, or never.
+
+    It holds conversations: nobody but its owner may read it. A link is followed to the file that it leads to.
 
     Raises:
         ClickException: It cannot be written.
@@ -118,14 +121,15 @@ def written_file(path: str) -> Iterator[BinaryIO]:
             with open(path, "wb") as out:
                 yield out
             return
-        path = os.path.realpath(path)  # through a link, to what it leads to
-        part = f"{path}.part"
+        path = os.path.realpath(path)
+        # Of a name that nobody can foresee: in a folder of others, a link in its place would lead it elsewhere.
+        descriptor, part = tempfile.mkstemp(prefix=f".{os.path.basename(path)[:100]}.", dir=os.path.dirname(path))
         try:
-            with open(part, "wb") as out:
+            with open(descriptor, "wb") as out:
                 yield out
             os.replace(part, path)
-        finally:
-            with suppress(FileNotFoundError):
-                os.unlink(part)
+        except BaseException:
+            os.unlink(part)
+            raise
     except OSError as error:
         raise click.ClickException(f"cannot write the file: {error.strerror}") from error

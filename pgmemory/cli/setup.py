@@ -52,7 +52,7 @@ def init(store: ConversationStore, row_level_security: migrations.RowLevelSecuri
 def status(store: ConversationStore, as_json: bool) -> None:
     """Show which migrations were applied, and whether row-level security is on. Writes nothing.
 
-    Exits with 1 if the schema does not fit.
+    Exits with 1 if the schema does not fit, or if row-level security is on, but not on all tables and views.
 
     \b
     Example:
@@ -68,11 +68,13 @@ def status(store: ConversationStore, as_json: bool) -> None:
                 "applied": current.applied,
                 "pending": pending,
                 "row_level_security": current.row_level_security,
+                "deviating": current.deviating,
             }
         )
     else:
         _print_status(current)
     migrations.require_fitting(current, store.schema)
+    migrations.require_protected(current, store.schema)
     if not as_json:
         click.echo(f"schema {store.schema!r} is up to date")
 
@@ -86,7 +88,8 @@ def _print_status(current: migrations.SchemaStatus) -> None:
         pending = migration in current.pending
         table.add_row(str(migration.version), migration.name, "pending" if pending else "applied")
     Console().print(table)
-    click.echo(f"row-level security: {current.row_level_security}")
+    but = f", but not so: {', '.join(current.deviating)}" if current.deviating else ""
+    click.echo(f"row-level security: {current.row_level_security}{but}")
 
 
 @main.command("schema")

@@ -105,7 +105,7 @@ def _print(found: FoundMessage, as_json: bool, *, with_session: bool) -> None:
     if len(text) > _SHOWN_CHARACTERS:
         text = f"{text[:_SHOWN_CHARACTERS]}…"
     session = f" {one_line('/'.join(filter(None, (key.user_id, key.session_id))))}" if with_session else ""
-    print_line(f"{entry.time:%Y-%m-%d %H:%M:%S}{session} {message.role}: {text}")
+    print_line(f"{entry.time:%Y-%m-%d %H:%M:%S}{session} {one_line(message.role)}: {text}")
 
 
 @contextmanager

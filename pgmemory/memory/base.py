@@ -17,7 +17,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
 from pgmemory._compat import BaseChatMemory
-from pgmemory.errors import ConfigurationError
+from pgmemory.errors import ConfigurationError, MessageNotStorableError
 from pgmemory.formats import as_text
 from pgmemory.history import SAVE_ERRORS, PostgresChatMessageHistory, as_list, to_stored_messages
 from pgmemory.memory.explanation import Explanation, explain_memory
@@ -222,10 +222,22 @@ class PostgresChatMemory(BaseChatMemory):
         said = self._pick("input_key", self.input_key, inputs, without={*self.memory_variables, "stop"})
         answered = self._pick("output_key", self.output_key, outputs, without={STEPS}, fallback="output")
         return [
-            *to_messages(inputs[said], HumanMessage, f"inputs[{said!r}]"),
+            *self._to_messages(inputs[said], HumanMessage, f"inputs[{said!r}]"),
             *(self._step_messages(outputs) if self.save_intermediate_steps else []),
-            *to_messages(outputs[answered], AIMessage, f"outputs[{answered!r}]"),
+            *self._to_messages(outputs[answered], AIMessage, f"outputs[{answered!r}]"),
         ]
+
+    def _to_messages(
+        self, said: Any, message_class: type[HumanMessage] | type[AIMessage], place: str
+    ) -> list[BaseMessage]:
+        """Return what was said as messages; an error names no keys in it that are yet to be redacted."""
+        try:
+            return to_messages(said, message_class, place)
+        except MessageNotStorableError as error:
+            if self._store.redact is None or error.path == place:
+                raise
+            reason = error.reason
+        raise MessageNotStorableError(f"{place}[…]", reason)
 
     def _step_messages(self, outputs: dict[str, Any]) -> list[BaseMessage]:
         """Return an agent's steps as messages; warn if the chain does not return them."""
@@ -245,8 +257,8 @@ class PostgresChatMemory(BaseChatMemory):
             ConfigurationError: It cannot be told which input or output was said.
             MessageNotStorableError: Something that was said has no JSON form, or the store's `redact` failed.
             StoreError: The database refused or could not be reached. `unsaved_turn` of this error and the one before
-                is the turn, as far as it could be made and redacted. With ``on_save_error="log"`` they are logged
-                instead.
+                is the turn, if it could be made and, in a store that redacts, if all of it could be redacted. With
+                ``on_save_error="log"`` they are logged instead.
         """
         messages: list[BaseMessage] = []
         with self._handling_save_errors():
@@ -349,11 +361,14 @@ class PostgresChatMemory(BaseChatMemory):
 
     def _verdicts(self, turns: Sequence[Turn], selection: Selection) -> list[Verdict]:
         """Say of every turn of the log whether and why it is shown, apart from what no model accepts."""
-        raise NotImplementedError
+        name = type(self).__name__
+        chosen = {logged.message_index for logged in chain.from_iterable(selection.turns)}
+        shown, left_out = Verdict("kept", f"Shown by {name}."), Verdict("left_out", f"Left out by {name}.")
+        return [shown if any(logged.message_index in chosen for logged in turn) else left_out for turn in turns]
 
     def _settings(self, selection: Selection) -> dict[str, Any]:
         """Return the settings that decided, of which the limit is what it came to."""
-        raise NotImplementedError
+        return {}
 
     def _resolved_limit(self, selection: Selection) -> int | None:
         return None

@@ -15,6 +15,7 @@ from pgmemory.formats import text_with_calls
 from pgmemory.history import to_logged
 from pgmemory.memory.selection import Code, Explainable, Selection, SummaryMessage, Verdict
 from pgmemory.tokens import ESTIMATED, TOKENS_AROUND_ALL, CustomCounter, EncodingCounter
+from pgmemory.transcript import visible
 from pgmemory.turns import LoggedMessage, Turn, is_mute, is_preamble_system, shown, shown_preamble, split_turns
 
 # A busy conversation gets a turn every few seconds; explaining a long one takes less.
@@ -37,7 +38,7 @@ class ExplainedMessage:
         code: Why, for scripts: ``kept``; ``summary`` or ``added`` (not of the log); ``beyond_k``, ``beyond_limit``,
             ``irrelevant`` or ``summarized`` (with its turn); ``preamble`` (before the first turn, and no system
             message); ``empty``, ``unpaired_call``, ``unpaired_result`` or ``removal`` (no model accepts it);
-            ``left_out`` (by a `select_messages` of one's own).
+            ``erased`` (with its key); ``left_out`` (by a memory of one's own).
         reason: Why, as a sentence.
     """
 
@@ -102,8 +103,7 @@ class Explanation:
 
 def shortened(text: str, characters: int = _SHORT) -> str:
     """Return the beginning of a text as one line that does nothing to a terminal."""
-    line = " ".join(text[: 4 * characters].split())
-    line = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in line)
+    line = visible(" ".join(text[: 4 * characters].split()), one_line=True)
     return line if len(line) <= characters and len(text) <= 4 * characters else f"{line[: characters - 1]}…"
 
 
@@ -215,6 +215,8 @@ class _Explaining:
             if index in kept:
                 if verdict.code != "kept" or index not in self._chosen_indexes:
                     verdict = Verdict("kept", f"Shown by {self._memory}.select_messages.")
+            elif logged.is_erased:
+                verdict = Verdict("erased", "Its key was erased, so it cannot be read.")
             elif self._choice is None or index in self._chosen_indexes or verdict.code == "kept":
                 verdict = Verdict("left_out", f"Left out by {self._memory}.select_messages.")
             assert logged.token_count is not None, "the whole log was counted"
@@ -318,6 +320,8 @@ def _on_refused(message: BaseMessage) -> Verdict:
 
 def _on_empty_turn(logged: LoggedMessage, turn: Turn) -> Verdict:
     mute = next(each for each in turn if is_mute(each.message) and not isinstance(each.message, SystemMessage))
+    if mute.is_erased:
+        return Verdict("erased", f"Message {mute.message_index} of its turn cannot be read, for its key was erased.")
     if logged is mute:
         return Verdict("empty", "It has neither text nor calls, so its whole turn is left out.")
     return Verdict("empty", f"Message {mute.message_index} of its turn has neither text nor calls.")

@@ -47,6 +47,7 @@ Code = Literal[
     "unpaired_call",
     "unpaired_result",
     "removal",
+    "erased",
     "left_out",
 ]
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from pgmemory.queries.parts import READ_COMMITTED
 
+READ_TENANT = "select c.tenant_id from {schema}.conversations c where c.id = %(id)s;"
+
 READ_METADATA = "select c.metadata::text from {schema}.conversations c where c.id = %(id)s;"
 
 SET_METADATA = (
     READ_COMMITTED
     + """
-insert into {schema}.conversations (id, tenant_id, user_id, session_id, metadata)
-values (%(id)s, %(tenant_id)s, %(user_id)s, %(session_id)s, %(metadata)s::jsonb)
-on conflict (id) do update set metadata = excluded.metadata;
+insert into {schema}.conversations as c (id, tenant_id, user_id, session_id, metadata, time_to_live)
+values (%(id)s, %(tenant_id)s, %(user_id)s, %(session_id)s, %(metadata)s::jsonb, %(time_to_live)s::interval)
+on conflict (id) do update set metadata = excluded.metadata
+where c.tenant_id = excluded.tenant_id
+returning c.id;
 """
 )
 

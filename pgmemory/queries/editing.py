@@ -7,7 +7,7 @@ from pgmemory.queries.parts import MESSAGE, READ_COMMITTED
 LOCK_CONVERSATION = (
     READ_COMMITTED
     + """
-select c.session_id, c.hold_reason, c.held_at is not null, c.key_id::text
+select c.session_id, c.hold_reason, c.held_at is not null, c.key_id is not null
 from {schema}.conversations c where c.id = %(id)s for update;
 """
 )

@@ -12,6 +12,14 @@ where c.id = %(id)s and c.key_id is not null;
 """
 """The key that a conversation's new content is encrypted with; null beside its id if it is gone."""
 
+GIVE_KEY = """
+insert into {schema}.conversation_keys (conversation_id, key_id, tenant_id, wrapped_key, master_key_name)
+values (%(id)s, %(key_id)s, %(tenant_id)s, %(wrapped_key)s, %(master_key_name)s);
+update {schema}.conversations set key_id = %(key_id)s where id = %(id)s;
+"""
+"""Let new content of a conversation be encrypted with a new key. Only in a transaction that has locked its row, for one
+that has no key."""
+
 ERASE_KEY = (
     READ_COMMITTED
     + """

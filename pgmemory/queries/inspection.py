@@ -113,7 +113,8 @@ COUNT_CONVERSATIONS = (
     + f"""
 select count(*), count(distinct (c.tenant_id, c.user_id)) filter (where c.user_id <> ''),
        count(*) filter (where c.held_at is not null),
-       count(*) filter (where c.held_at is null and c.updated_at < statement_timestamp() - c.time_to_live),
+       count(*) filter (where c.held_at is null and c.time_to_live is not null
+           and c.updated_at < statement_timestamp() - least(c.time_to_live, interval '100 years')),
        count(*) filter (where c.key_id is not null),
        (statement_timestamp() at time zone 'UTC')::date
 from {{schema}}.conversations c

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pgmemory.queries.parts import MESSAGE, READ_COMMITTED
 
-# Give the first number, or no row where new content must be encrypted with another key, or must not be.
+# Give the first number, or no row where new content must be encrypted with another key, or must not be, or where
+# another tenant's row stands in the place of the conversation's.
 _MAKE_OR_LOCK = """
 with conversation as (
     insert into {schema}.conversations as c
@@ -18,7 +19,7 @@ with conversation as (
         updated_at = greatest(c.updated_at, excluded.updated_at),
         time_to_live = coalesce(c.time_to_live, excluded.time_to_live),
         key_id = excluded.key_id
-    where c.key_id is null
+    where c.key_id is null and c.tenant_id = excluded.tenant_id
     returning next_message_index - %(message_count)s as first_index
 )"""
 _STORE_KEY = """,

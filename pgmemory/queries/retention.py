@@ -12,7 +12,8 @@ from pgmemory.queries.parts import READ_COMMITTED
 HOLD = (
     READ_COMMITTED
     + f"""
-update {{schema}}.conversations c set held_at = coalesce(c.held_at, clock_timestamp()), hold_reason = %(reason)s
+update {{schema}}.conversations c set held_at = coalesce(c.held_at, clock_timestamp()),
+    hold_reason = coalesce(%(reason)s, c.hold_reason)
 where {FAMILY}
 returning c.session_id;
 """
@@ -38,8 +39,14 @@ returning c.session_id;
 )
 
 _IN_TENANT = "(%(tenant_id)s::text is null or c.tenant_id = %(tenant_id)s)"
-# least() passes over nulls.
-_IDLE = f"{_IN_TENANT} and c.updated_at < statement_timestamp() - least(c.time_to_live, %(older_than)s::interval)"
+# Held itself, or a log that an agent keeps beside a conversation that is: also one that it began after the hold.
+_HELD = """(c.held_at is not null or (position(%(before_agent)s in c.session_id) > 0 and exists (
+    select from {schema}.conversations b
+    where b.held_at is not null and b.tenant_id = c.tenant_id and b.user_id = c.user_id
+      and starts_with(c.session_id, b.session_id || %(before_agent)s))))"""
+# least() passes over nulls. A hundred years, for the time to be one: any span may stand in the column.
+_IDLE = f"""{_IN_TENANT} and (c.time_to_live is not null or %(older_than)s::interval is not null)
+  and c.updated_at < statement_timestamp() - least(c.time_to_live, %(older_than)s::interval, interval '100 years')"""
 _OF_USER = "c.tenant_id = %(tenant_id)s and c.user_id = %(user_id)s"
 
 
@@ -49,7 +56,7 @@ def _lock(which: str, waiting: str) -> str:
         + f"""
 select c.id, c.next_message_index
 from {{schema}}.conversations c
-where c.id > %(after)s and c.held_at is null and {which}
+where c.id > %(after)s and not {_HELD} and {which}
 order by c.id
 limit %(limit)s
 for update {waiting};
@@ -66,22 +73,23 @@ LOCK_FAMILY = _lock(FAMILY, "")
 LOCK_USER = _lock(_OF_USER, "")
 
 COUNT_IDLE = f"""
-select count(*) filter (where c.held_at is null), count(*) filter (where c.held_at is not null),
+select count(*) filter (where not {_HELD}), count(*) filter (where {_HELD}),
        coalesce(sum((select count(*) from {{schema}}.conversation_messages m where m.conversation_id = c.id))
-           filter (where c.held_at is null), 0)::bigint,
+           filter (where not {_HELD}), 0)::bigint,
        coalesce(sum((select count(*) from {{schema}}.conversation_summaries s where s.conversation_id = c.id))
-           filter (where c.held_at is null), 0)::bigint
+           filter (where not {_HELD}), 0)::bigint
 from {{schema}}.conversations c
 where {_IDLE};
 """
 
-_HELD = """
-select c.session_id from {schema}.conversations c where c.held_at is not null and {which} order by c.session_id;
-"""
 
-HELD_OF_FAMILY = _HELD.format(which=FAMILY, schema="{schema}")
+def _held(which: str) -> str:
+    return f"select c.session_id from {{schema}}.conversations c where {_HELD} and {which} order by c.session_id;"
 
-HELD_OF_USER = _HELD.format(which=_OF_USER, schema="{schema}")
+
+HELD_OF_FAMILY = _held(FAMILY)
+
+HELD_OF_USER = _held(_OF_USER)
 
 DELETE_CONVERSATIONS = """
 with messages as (

@@ -79,14 +79,14 @@ COUNT_SCOPE = f"select coalesce(sum(c.next_message_index), 0)::bigint {_SCOPE};"
 _COMPARED_ROW = """
 select c.next_message_index, c.summarized_through,
        coalesce(c.created_at = %(created_at)s::timestamptz and c.revision = %(revision)s, false),
-       c.key_id is not null
+       c.key_id is not null, c.tenant_id = %(tenant_id)s
 from {schema}.conversations c
 where c.id = %(id)s
 """
 
 FIND_FOR_IMPORT = f"{_COMPARED_ROW};"
-"""A conversation's next number, what its summaries cover, whether it is the one of this time and revision, and whether
-new content of it is encrypted."""
+"""A conversation's next number, what its summaries cover, whether it is the one of this time and revision, whether new
+content of it is encrypted, and whether it is this tenant's."""
 
 MAKE_AND_LOCK = (
     READ_COMMITTED
@@ -105,14 +105,6 @@ on conflict (id) do nothing;
     + f"{_COMPARED_ROW} for update;"
 )
 """As FIND_FOR_IMPORT, with the conversation's row made, if it may be, and locked."""
-
-GIVE_KEY = """
-insert into {schema}.conversation_keys (conversation_id, key_id, tenant_id, wrapped_key, master_key_name)
-values (%(id)s, %(key_id)s, %(tenant_id)s, %(wrapped_key)s, %(master_key_name)s);
-update {schema}.conversations set key_id = %(key_id)s where id = %(id)s;
-"""
-"""Let new content of a conversation be encrypted with a new key. Only behind MAKE_AND_LOCK in the same transaction, for
-one that has no key."""
 
 READ_NUMBERED = f"""
 select {MESSAGE}
@@ -146,8 +138,7 @@ insert into {schema}.conversation_summaries (conversation_id, covers_through, te
 select %(id)s, s.covers_through, %(tenant_id)s, s.content, s.created_at, %(key_id)s::uuid
 from unnest(%(covers_through)s::int[], %(contents)s::text[], %(times)s::timestamptz[])
      as s (covers_through, content, created_at)
-on conflict (conversation_id, covers_through) do update
-    set content = excluded.content, created_at = excluded.created_at, key_id = excluded.key_id;
+on conflict (conversation_id, covers_through) do nothing;
 update {schema}.conversations
 set next_message_index = greatest(next_message_index, %(next_message_index)s),
     summarized_through = %(summarized_through)s, keeps_summary = %(keeps_summary)s
@@ -183,7 +174,7 @@ def open_table(table: str, columns: Sequence[str], order: Sequence[str]) -> str:
 
     Args:
         table: Its quoted name.
-        columns: What to select: expressions that `as_text` made.
+        columns: What to select: expressions that `text_of` made.
         order: Columns by which the rows come.
     """
     by = ", ".join(f"t.{quoted(column)}" for column in order)
@@ -193,11 +184,18 @@ def open_table(table: str, columns: Sequence[str], order: Sequence[str]) -> str:
     )
 
 
-def as_text(column: str | None, *, is_time: bool = False) -> str:
-    """Return the expression that selects a column as text, a time as ISO 8601 in UTC; null for None."""
+def text_of(column: str | None, *, is_time: bool = False) -> str:
+    """Return the expression that selects a column as text; null for None.
+
+    A time is ISO 8601 in UTC; one before our era, which that cannot say, begins with ``BC``.
+    """
     if column is None:
         return "null"
-    return _utc(f"t.{quoted(column)}::timestamptz") if is_time else f"t.{quoted(column)}::text"
+    name = f"t.{quoted(column)}"
+    if not is_time:
+        return f"{name}::text"
+    era = f"case when {name}::timestamptz < '0001-01-01 00:00:00+00' then 'BC ' else '' end"
+    return f"{era} || {_utc(f'{name}::timestamptz')}"
 
 
 def fetch(rows: int) -> str:

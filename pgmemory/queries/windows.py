@@ -40,7 +40,7 @@ def key_id_in(state: str) -> str | None:
 
 
 _STATE = f"""
-select {PART_STATE} as part, false as done, 'state', {STATE_OF_C}, null::text, null::text, null::text[], null::text,
+select {PART_STATE} as part, false as done, 'state', {STATE_OF_C}, c.tenant_id, null::text, null::text[], null::text,
        null::int, null::text, null::int, c.created_at, null::text[]
 from {{schema}}.conversations c
 where c.id = %(id)s

@@ -21,6 +21,7 @@ from pgmemory.errors import ConfigurationError, ConversationHeldError, SchemaErr
 from pgmemory.models import ConversationKey, Operation, PoolStats
 from pgmemory.names import check_span, indexed_id, schema_name, text_id
 from pgmemory.pool import Database, Execute, StoreError
+from pgmemory.queries import conversations
 from pgmemory.queries.parts import governed, in_schema
 from pgmemory.workers import Workers
 
@@ -251,6 +252,21 @@ class StoreBase:
             return self.tenant_id
         schema.require_all_tenants(self._database, self.schema)
         return None
+
+    def _refuse_taken(self, key: ConversationKey) -> None:
+        """Raise StoreError if a write met another tenant's row in the place of a conversation. One round trip.
+
+        Only SQL of one's own makes such a row: a role may write its tenant's conversations under any id.
+        """
+        rows = self._execute("read_tenant", conversations.READ_TENANT, {"id": str(key.id)})
+        if rows != [(key.tenant_id,)]:
+            whose = f"the tenant {rows[0][0]!r} has" if rows else "another tenant has"
+            raise StoreError(
+                f"{whose} a row in the place of session {key.session_id!r}, or it was deleted at this moment: nothing "
+                f"was written; try again, and delete the row {key.id} of the table conversations as a role with "
+                "BYPASSRLS if it is another tenant's",
+                sqlstate=schema.NOT_ALLOWED,
+            )
 
     def _own(self, key: ConversationKey) -> ConversationKey:
         """Return a key of this store's tenant.

@@ -126,12 +126,17 @@ class ConversationOperations(StoreBase):
             raise ConfigurationError(f"metadata must be a dict, not {type(metadata).__name__}")
         key = self.key(session_id, user_id)
         try:
-            parameters = names_of(key) | {"metadata": to_json_text(metadata, path="metadata")}
-            self._execute("set_metadata", conversations.SET_METADATA, parameters)
+            parameters = names_of(key) | {
+                "metadata": to_json_text(metadata, path="metadata"),
+                "time_to_live": self.time_to_live,
+            }
+            written = self._execute("set_metadata", conversations.SET_METADATA, parameters)
         except StoreError as error:
             if error.sqlstate in _NO_JSON_TEXT:
                 raise MessageNotStorableError("metadata", "it holds NUL or half a surrogate pair") from error
             raise
+        if not written:
+            self._refuse_taken(key)
 
     def _conversations(
         self, sort: str = "updated", *, with_sizes: bool = False, **given: Any

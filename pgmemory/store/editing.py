@@ -43,22 +43,18 @@ class EditingOperations(EncryptionOperations):
             locked = execute(editing.LOCK_CONVERSATION, {"id": id})
             if not locked:
                 return decide([])
-            ((session_id, reason, is_held, key_id),) = locked
+            ((session_id, reason, is_held, has_key),) = locked
             refuse_held([(session_id, reason)] if is_held else [])
             rows = execute(editing.READ_TURNS_AROUND, {"id": id, "indexes": list(indexes)})
             turns = self._to_messages(key, rows)
             decided = decide(turns)
+            data_key = self._key_to_seal_with(key, execute, has_key) if decided.put else None
+            sealed = decided
+            if data_key is not None:
+                sealed = replace(decided, put=tuple(data_key.seal_message(message) for message in decided.put))
             if decided.deleted or decided.put:
-                parameters = edit_parameters(key, self._sealed(key, key_id, decided, execute), turns)
-                execute(editing.APPLY_EDIT, parameters | {"key_id": key_id})
+                parameters = edit_parameters(key, sealed, turns)
+                execute(editing.APPLY_EDIT, parameters | {"key_id": data_key and data_key.key_id})
             return decided
 
         return self._transact("edit_turns", edit)
-
-    def _sealed(self, key: ConversationKey, key_id: str | None, edit: Edit, execute: Execute) -> Edit:
-        """Return an edit with what it puts encrypted, if the conversation is, whose lock is held."""
-        if key_id is None or not edit.put:
-            return edit
-        data_key = self._data_key(key, key_id, execute)
-        assert data_key is not None, "the lock keeps the key"
-        return replace(edit, put=tuple(data_key.seal_message(message) for message in edit.put))

@@ -20,7 +20,7 @@ from pgmemory.models import ConversationKey, StoredMessage, Window
 from pgmemory.pool import Execute, StoreError
 from pgmemory.queries import encryption, log
 from pgmemory.queries.parts import only_noting_seals
-from pgmemory.rows import append_parameters, to_message, to_window
+from pgmemory.rows import append_parameters, names_of, to_message, to_window
 from pgmemory.store.base import FIRST_ID, StoreBase, refuse_held
 
 _logger = logging.getLogger(__name__)
@@ -140,6 +140,7 @@ class EncryptionOperations(StoreBase):
             clear = append_parameters(key, messages, write_id, tags=tags, judged_by=judged_by, **parameters)
             rows = self._execute("append", log.APPEND + then, clear | (and_reads or {}))
             if not was_written(rows, None):
+                self._refuse_taken(key)
                 raise no_keyring(_name(key))
             return rows
         id = str(key.id)
@@ -158,6 +159,7 @@ class EncryptionOperations(StoreBase):
                 return rows
             self._data_keys.forget(id)
             self._find_data_key(key)
+        self._refuse_taken(key)
         raise StoreError(f"{_name(key)} got another key each time that a turn was encrypted; nothing was written")
 
     def _find_data_key(self, key: ConversationKey, execute: Execute | None = None) -> DataKey | None:
@@ -196,6 +198,20 @@ class EncryptionOperations(StoreBase):
         known = self._data_keys.get(str(key.id))
         found = known if known is not None and known.key_id == key_id else self._find_data_key(key, execute)
         return found if found is not None and found.key_id == key_id else None
+
+    def _key_to_seal_with(self, key: ConversationKey, execute: Execute, has_key: bool) -> DataKey | None:
+        """Return what a locked conversation's new content is encrypted with, which is a new key if it has none yet.
+
+        Raises:
+            EncryptionError: It is encrypted, and the keyring is missing or does not open its key.
+        """
+        if has_key:
+            return self._find_data_key(key, execute)
+        if self.keyring is None:
+            return None
+        data_key, wrapped = self.keyring.new_data_key(str(key.id))
+        execute(encryption.GIVE_KEY, names_of(key) | wrapped._asdict())
+        return data_key
 
     @contextmanager
     def _opener(self, name: str) -> Iterator[Opener]:

@@ -84,7 +84,7 @@ class LogOperations(EncryptionOperations):
                 write_id,
                 then=("" if max_messages is None else log.PRUNE)
                 + (windows.READ_UNSUMMARIZED if self.keyring else only_noting_seals(windows.READ_UNSUMMARIZED)),
-                was_written=lambda rows, key_id: windows.key_id_in(_state_in(rows)) == key_id,
+                was_written=lambda rows, key_id: _holds(_state_in(rows, key.tenant_id), key_id),
                 and_reads={"budget": budget, "encoding": encoding},
                 max_messages=max_messages,
                 keeps_summary=True,
@@ -209,9 +209,16 @@ class LogOperations(EncryptionOperations):
         return self._to_window(key, self._read_rows(name, statement, parameters))
 
 
-def _state_in(rows: Rows) -> str:
-    """Return the conversation's state in the rows of READ_UNSUMMARIZED; empty if there is no conversation."""
-    return next((state for part, _, _, state, *_ in rows if part == windows.PART_STATE), "")
+def _holds(state: str, key_id: str | None) -> bool:
+    """Say whether a conversation of this state is there and its new content is encrypted with this key."""
+    return bool(state) and windows.key_id_in(state) == key_id
+
+
+def _state_in(rows: Rows, tenant_id: str) -> str:
+    """Return the conversation's state in the rows of READ_UNSUMMARIZED; empty if the tenant has no such one."""
+    # Compared here: as a condition of the statement the planner may walk all conversations of the tenant for it.
+    found = (row for row in rows if row[0] == windows.PART_STATE and row[4] == tenant_id)
+    return next((state for _, _, _, state, *_ in found), "")
 
 
 @contextmanager

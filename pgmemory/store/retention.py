@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -35,10 +35,12 @@ class RetentionOperations(StoreBase):
         """Hold a conversation: nothing of it is deleted or changed until it is released; new turns are still stored.
 
         While it is held `prune` passes over it, `max_messages` does not shorten it, and clearing, erasing, deleting
-        and replacing raise ConversationHeldError or report it. Holding it again replaces the reason.
+        and replacing raise ConversationHeldError or report it. Metadata may still be set. Holding it again replaces the
+        reason.
 
         Args:
-            session_id: The conversation. The logs that agents keep beside it are held with it, as far as they exist.
+            session_id: The conversation. The logs that agents keep beside it are held with it. One that an agent begins
+                later is neither pruned nor erased; hold the conversation again to keep it from the rest too.
             user_id: Its user.
             reason: Why, for those who meet the hold.
 
@@ -102,6 +104,7 @@ class RetentionOperations(StoreBase):
         parameters = {
             "tenant_id": self._scope(all_tenants),
             "older_than": check_span("older_than", older_than),
+            "before_agent": BEFORE_AGENT,
         }
         conversations, held, messages, summaries = self._transact(
             "prune", lambda execute: execute(retention.COUNT_IDLE, parameters)[0], seconds=_STATEMENT_SECONDS
@@ -125,24 +128,47 @@ class RetentionOperations(StoreBase):
         return pruned
 
     def erase_conversation(
-        self, session_id: str | int | uuid.UUID, *, user_id: str | int | uuid.UUID | None = None
+        self,
+        session_id: str | int | uuid.UUID,
+        *,
+        user_id: str | int | uuid.UUID | None = None,
+        on_batch: Callable[[Sequence[ErasedConversation]], object] | None = None,
     ) -> Erased:
         """Delete a conversation and the logs that agents keep beside it, without a trace in the database.
 
         Unlike `clear` it also deletes the conversation itself: its names, metadata and numbering.
+
+        Args:
+            session_id: The conversation.
+            user_id: Its user.
+            on_batch: Called after each transaction with what it erased, for a receipt that is kept whatever comes.
 
         Returns:
             A receipt. Held conversations are kept, and named in it.
         """
         parameters = self._family(session_id, user_id)
         return self._erase(
-            parameters, retention.LOCK_FAMILY, retention.HELD_OF_FAMILY, parameters["user_id"], parameters["session_id"]
+            parameters,
+            retention.LOCK_FAMILY,
+            retention.HELD_OF_FAMILY,
+            on_batch,
+            user_id=parameters["user_id"],
+            session_id=parameters["session_id"],
         )
 
-    def erase_user(self, user_id: str | int | uuid.UUID) -> Erased:
+    def erase_user(
+        self,
+        user_id: str | int | uuid.UUID,
+        *,
+        on_batch: Callable[[Sequence[ErasedConversation]], object] | None = None,
+    ) -> Erased:
         """Delete all conversations of a user of this tenant, without a trace in the database.
 
         In batches, each a transaction of its own: if it ends early, call it again.
+
+        Args:
+            user_id: The user.
+            on_batch: As of `erase_conversation`.
 
         Returns:
             A receipt. Held conversations are kept, and named in it.
@@ -151,14 +177,27 @@ class RetentionOperations(StoreBase):
             ConfigurationError: No user is named.
         """
         user = indexed_id("user_id", user_id)
-        parameters = {"tenant_id": self.tenant_id, "user_id": user}
-        return self._erase(parameters, retention.LOCK_USER, retention.HELD_OF_USER, user, None)
+        parameters = {"tenant_id": self.tenant_id, "user_id": user, "before_agent": BEFORE_AGENT}
+        return self._erase(parameters, retention.LOCK_USER, retention.HELD_OF_USER, on_batch, user_id=user)
 
     def _erase(
-        self, parameters: dict[str, Any], lock: str, held: str, user_id: str, session_id: str | None
+        self,
+        parameters: dict[str, Any],
+        lock: str,
+        held: str,
+        on_batch: Callable[[Sequence[ErasedConversation]], object] | None,
+        *,
+        user_id: str,
+        session_id: str | None = None,
     ) -> Erased:
         erased: list[ErasedConversation] = []
-        self._delete_batches("erase", lock, parameters, erased.extend)
+
+        def note(batch: list[ErasedConversation]) -> None:
+            erased.extend(batch)
+            if on_batch is not None:
+                on_batch(batch)
+
+        self._delete_batches("erase", lock, parameters, note)
         kept = self._session_ids("erase", held, parameters)
         return Erased(self.tenant_id, user_id, session_id, tuple(erased), tuple(kept))
 

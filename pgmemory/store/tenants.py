@@ -36,8 +36,7 @@ class TenantOperations(StoreBase):
             ConfigurationError: There is no such role, it could lift or bypass policies, or the tenant is missing.
             SchemaError: The schema is missing, too old or too new, or this role may not do it.
         """
-        parameters = {
-            "schema": self.schema,
+        parameters = security.parameters(self.schema) | {
             "role": text_id("role", role),
             "tenant_id": indexed_id("tenant_id", tenant_id),
         }
@@ -46,9 +45,11 @@ class TenantOperations(StoreBase):
             found = execute(security.FIND_ROLE, parameters)
             if not found:
                 raise ConfigurationError(f"there is no role {role!r}: `create role` makes one")
-            ((owns, bypasses),) = found
-            if owns or bypasses:
-                may = "bypass row-level security" if bypasses else "act as the owner of the tables"
+            ((owns, bypassing),) = found
+            if owns or bypassing:
+                may = "act as the owner of the schema or of what is in it"
+                if bypassing:
+                    may = f"bypass row-level security, by the rights of {bypassing!r}"
                 raise ConfigurationError(
                     f"the role {role!r} may {may}, so no policy binds it: give the application a role of its own"
                 )
@@ -65,7 +66,7 @@ class TenantOperations(StoreBase):
         Raises:
             SchemaError: The schema is missing, too old or too new, or this role may not do it.
         """
-        parameters = {"schema": self.schema, "role": text_id("role", role)}
+        parameters = security.parameters(self.schema) | {"role": text_id("role", role)}
 
         def unbind(execute: Execute) -> str | None:
             found = execute(in_schema(security.UNBIND_ROLE, self.schema), parameters)

@@ -11,7 +11,7 @@ from pgmemory.encryption import DataKey, Opener
 from pgmemory.models import AFTER_ALL, BEFORE_AGENT, ConversationKey, StoredMessage, StoredSummary
 from pgmemory.pool import Execute, StoreError
 from pgmemory.queries import log, transfer
-from pgmemory.rows import names_of, to_message
+from pgmemory.rows import names_of, to_message, to_summary
 from pgmemory.store.encryption import EncryptionOperations
 
 _IDS = 1000
@@ -94,6 +94,14 @@ class Written:
 class TransferOperations(EncryptionOperations):
     """What export and import are made of."""
 
+    def require_schema(self) -> None:
+        """See that the schema is there and fits.
+
+        Raises:
+            SchemaError: It does not; the text says what to do.
+        """
+        self._check_schema()
+
     def read_scope(
         self, *, user_id: str | None = None, session_id: str | None = None, all_tenants: bool = False
     ) -> Scope:
@@ -128,7 +136,7 @@ class TransferOperations(EncryptionOperations):
         if not states:
             return None
         with self._opener(f"session {states[0].session_id!r}") as opener:
-            summaries = [_to_summary(row, opener) for row in rows if row[0] == transfer.PART_SUMMARY]
+            summaries = [to_summary(row[2:-1], opener) for row in rows if row[0] == transfer.PART_SUMMARY]
             return Snapshot(states[0], [summary for summary in summaries if summary], _to_page(rows, opener))
 
     def read_entries(self, scope: Scope, id: str, first: int, end: int) -> Page:
@@ -170,9 +178,12 @@ class TransferOperations(EncryptionOperations):
 
         def write(execute: Execute) -> Written:
             rows = execute(transfer.FIND_FOR_IMPORT if dry_run else transfer.MAKE_AND_LOCK, parameters)
-            if not rows and not is_first and not dry_run:
-                return Written(conflict="it was deleted here while it was imported")
-            next_index, summarized_through, is_same, has_key = rows[0] if rows else (0, -1, True, False)
+            found = rows[0] if rows else (0, -1, True, False, dry_run)
+            next_index, summarized_through, is_same, has_key, is_own = found
+            if not is_own:
+                return Written(
+                    conflict="it was deleted here while it was imported, or another tenant's row stands in its place"
+                )
             below = [entry for entry in entries if entry.number < next_index]
             indexes = {"id": parameters["id"], "indexes": [entry.number for entry in below]}
             present = self._to_messages(key, execute(transfer.READ_NUMBERED, indexes)) if below else []
@@ -205,30 +216,16 @@ class TransferOperations(EncryptionOperations):
                 return Written(conflict="a write of the same id is here under other numbers")
             raise
 
-    def count_other(self, key: ConversationKey, entries: Sequence[Entry], *, all_tenants: bool = False) -> int:
+    def count_differing(self, key: ConversationKey, entries: Sequence[Entry], *, all_tenants: bool = False) -> int:
         """Return how many of these messages are not, or not so, in a conversation; no I/O for none."""
         if not all_tenants:
             self._own(key)
         if not entries:
             return 0
         indexes = {"id": str(key.id), "indexes": [entry.number for entry in entries]}
-        rows = self._execute("count_other", transfer.READ_NUMBERED, indexes)
+        rows = self._execute("count_differing", transfer.READ_NUMBERED, indexes)
         found = {(message.message_index, *message[:4]) for message in self._to_messages(key, rows)}
         return sum((entry.number, *entry.message[:4]) not in found for entry in entries)
-
-    def _key_to_seal_with(self, key: ConversationKey, execute: Execute, has_key: bool) -> DataKey | None:
-        """Return what a locked conversation's new content is encrypted with, which is a new key if it has none yet.
-
-        Raises:
-            EncryptionError: It is encrypted, and the keyring is missing or does not open its key.
-        """
-        if has_key:
-            return self._find_data_key(key, execute)
-        if self.keyring is None:
-            return None
-        data_key, wrapped = self.keyring.new_data_key(str(key.id))
-        execute(transfer.GIVE_KEY, names_of(key) | wrapped._asdict())
-        return data_key
 
     def _read(self, statement: str, scope: Scope, id: str, first: int, end: int) -> list[tuple[Any, ...]]:
         parameters = {
@@ -270,12 +267,6 @@ def _is_ahead(state: ConversationState | None, next_index: int, summarized_throu
     if state is None or next_index > state.next_message_index or summarized_through > state.summarized_through:
         return False
     return next_index < state.next_message_index or summarized_through < state.summarized_through
-
-
-def _to_summary(row: Sequence[Any], opener: Opener) -> StoredSummary | None:
-    _, _, _, content, *_, covers_through, created_at, sealed_with, _ = row
-    content = content if sealed_with is None else opener.summary(content, sealed_with)
-    return None if content is None else StoredSummary(content, covers_through, created_at)
 
 
 def _to_page(rows: Sequence[Sequence[Any]], opener: Opener) -> Page:

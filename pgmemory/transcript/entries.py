@@ -156,6 +156,8 @@ def _entry(message: StoredMessage) -> Entry:
     label = extra.get("role") if message.role == "chat" else None
     content = extra.get("content")
     text = _text(content if isinstance(content, (str, list)) else message.content, calls, details)
+    if message.is_erased:
+        text = "(its key was erased)"
     for name in _SAID_BESIDE_THE_CONTENT:
         if kwargs.get(name):
             details.append(Detail(name, _shortened(written(kwargs[name]))))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
@@ -40,8 +41,8 @@ def export_conversations(
     file: BinaryIO,
     *,
     format: Format = "jsonl",
-    user_id: Any = None,
-    session_id: Any = None,
+    user_id: str | int | uuid.UUID | None = None,
+    session_id: str | int | uuid.UUID | None = None,
     all_tenants: bool = False,
     on_progress: Callable[[int, int | None], object] | None = None,
 ) -> ExportReport:

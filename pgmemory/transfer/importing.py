@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pgmemory.errors import ConfigurationError
 from pgmemory.models import ConversationKey
@@ -13,6 +13,9 @@ from pgmemory.pool import StoreError
 from pgmemory.store import ConversationStore
 from pgmemory.store.transfer import Entry
 from pgmemory.transfer.source import Source, SourceConversation
+
+if TYPE_CHECKING:
+    from langchain_core.messages import BaseMessage
 
 _BATCH_MESSAGES = 1000
 _BATCH_CHARACTERS = 8 * 1024 * 1024
@@ -37,7 +40,7 @@ class Finding:
 
 @dataclass(slots=True)
 class ImportReport:
-    """What an import has done, or, as a dry run, would do.
+    """What an import has done, or, as a dry run, would do. Each message of the source is in one of the numbers.
 
     Attributes:
         dry_run: Whether nothing was written.
@@ -45,9 +48,12 @@ class ImportReport:
         messages: Messages that were stored.
         already_there: Messages that were here before.
         deleted_here: Messages that were here before and were deleted here; they stay so.
-        skipped: Rows and messages that cannot be read.
+        left_out: Messages of which the store's `redact` left nothing.
+        skipped: Rows and messages that cannot be read, and those of conversations without a usable name.
+        in_conflicts: Messages of conversations that are others here, from the batch on that differs.
         conflicts: Conversations that are others here and were left alone, from the place on that differs.
-        disagreements: Batches of which something else was read back than was written.
+        disagreements: Batches of which something else was read back than was written; and one if these numbers do not
+            add up to the messages that the source gave.
         findings: What and why, the first thousand.
     """
 
@@ -56,7 +62,9 @@ class ImportReport:
     messages: int = 0
     already_there: int = 0
     deleted_here: int = 0
+    left_out: int = 0
     skipped: int = 0
+    in_conflicts: int = 0
     conflicts: int = 0
     disagreements: int = 0
     findings: list[Finding] = field(default_factory=list)
@@ -65,6 +73,12 @@ class ImportReport:
     def succeeded(self) -> bool:
         """Whether everything that can be read is here."""
         return not self.conflicts and not self.disagreements
+
+    @property
+    def total(self) -> int:
+        """How many messages are accounted for."""
+        there = self.messages + self.already_there + self.deleted_here
+        return there + self.left_out + self.skipped + self.in_conflicts
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as JSON has it."""
@@ -91,7 +105,8 @@ def import_conversations(
 
     An exact source also brings a conversation's metadata, times, hold and time to live where the conversation is made
     here, and its summaries where it has not been cleared or edited here. Others bring the times of messages where they
-    know them, and retention counts from the last one. What the store redacts is redacted, but for exact sources.
+    know them, and retention counts from the last one. What the store redacts is redacted, but for exact sources, each
+    message by itself; it becomes one message, or none.
 
     Args:
         store: Where to; its schema stands.
@@ -105,11 +120,13 @@ def import_conversations(
     Raises:
         ConfigurationError: The source is not what it should be (what came before it is imported), or, with `strict`,
             something in it cannot be read.
+        SchemaError: The store's schema is missing or does not fit.
         StoreError: The database refused or could not be reached; run the import again.
     """
     if keep_tenants and store.tenant_id:
         raise ConfigurationError(f"keep_tenants needs a store without a tenant; this one's is {store.tenant_id!r}")
     report = ImportReport(dry_run)
+    store.require_schema()
 
     def find(kind: Literal["skipped", "conflict", "disagreement"], place: str, reason: str) -> None:
         if len(report.findings) < _MAX_FINDINGS:
@@ -121,14 +138,25 @@ def import_conversations(
         report.skipped += 1
         find("skipped", place, reason)
 
+    def said_of(messages: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
+        assert store.redact is not None
+        rewritten = list(store.redact(messages))
+        report.left_out += not rewritten
+        return rewritten
+
     def take(conversation: SourceConversation) -> None:
         try:
             key = _key(store, conversation, keep_tenants)
         except ConfigurationError as error:
-            skip(conversation.place, str(error))
+            if strict:
+                raise ConfigurationError(f"{conversation.place}: {error}") from None
+            nameless = sum(1 for _ in conversation.messages)
+            report.skipped += nameless
+            find("skipped", conversation.place, f"{error} ({nameless} messages)")
             return
         is_first = True
-        for batch, is_last in _batches(conversation.messages):
+        remaining = _batches(conversation.messages)
+        for batch, is_last in remaining:
             if not batch and conversation.state is None:
                 return
             written = store.write_entries(
@@ -143,6 +171,7 @@ def import_conversations(
             )
             if written.conflict is not None:
                 report.conflicts += 1
+                report.in_conflicts += len(batch) + sum(len(rest) for rest, _ in remaining)
                 find("conflict", conversation.place, written.conflict)
                 return
             is_first = False
@@ -150,13 +179,14 @@ def import_conversations(
             report.already_there += written.present
             report.deleted_here += len(batch) - written.stored - written.present
             new = batch[len(batch) - written.stored :]
-            if not dry_run and (missing := store.count_other(key, new, all_tenants=keep_tenants)):
+            if not dry_run and (missing := store.count_differing(key, new, all_tenants=keep_tenants)):
                 report.disagreements += 1
                 find("disagreement", conversation.place, f"{missing} messages were read back otherwise than written")
             if on_progress is not None:
                 on_progress(source.done, source.total)
 
-    with closing(source.conversations(skip, store.redact)) as conversations:
+    redact = None if store.redact is None else said_of
+    with closing(source.conversations(skip, redact)) as conversations:
         for conversation in conversations:
             report.conversations += 1
             try:
@@ -167,6 +197,9 @@ def import_conversations(
                 ):  # data exception: not the database's fault, but the source's
                     raise ConfigurationError(f"{conversation.place}: the database refused a value: {error}") from error
                 raise
+    if report.total != source.rows:
+        report.disagreements += 1
+        find("disagreement", "the source", f"it gave {source.rows} messages, and {report.total} are accounted for")
     return report
 
 

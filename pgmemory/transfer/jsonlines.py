@@ -68,10 +68,12 @@ class JsonLines:
     Attributes:
         done: Bytes that were read.
         total: Bytes in the file, or None.
+        rows: Messages that were read.
     """
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
+        self.rows = 0
         self.done = 0
         self.total = size_of(file)
 
@@ -85,7 +87,7 @@ class JsonLines:
         number, kind, value = next(lines, (1, "", None))
         if kind != "format" or value != FORMAT:
             raise ConfigurationError(f"line 1: no header: not a file that `pgmemory export` wrote as {FORMAT!r}")
-        count, messages = 0, 0
+        count = 0
         number, kind, value = next(lines, (number, "", None))
         while kind == "conversation":
             count += 1
@@ -97,14 +99,14 @@ class JsonLines:
                 number, kind, value = next(lines, (number, "", None))
 
             def entries(state: ConversationState = state) -> Iterator[Entry]:
-                nonlocal number, kind, value, messages
+                nonlocal number, kind, value
                 lowest = 0
                 while kind == "message":
                     entry = _parsed(number, _to_entry, value)
                     if not lowest <= entry.number < state.next_message_index:
                         raise ConfigurationError(f"line {number}: message_index {entry.number} is not in order")
                     lowest = entry.number + 1
-                    messages += 1
+                    self.rows += 1
                     yield entry
                     number, kind, value = next(lines, (number, "", None))
                 if kind not in ("conversation", "end"):
@@ -118,7 +120,7 @@ class JsonLines:
                 pass
         if kind != "end":
             _fail_at(number, kind)
-        if value != {"conversations": count, "messages": messages}:
+        if value != {"conversations": count, "messages": self.rows}:
             raise ConfigurationError(f"line {number}: other numbers of conversations and messages than were read")
         if next(lines, None) is not None:
             raise ConfigurationError(f"line {number + 1}: more after the end")
@@ -162,7 +164,7 @@ def _to_state(value: Any) -> ConversationState:
         _text(name, getattr(state, name))
     _json_text("metadata", state.metadata)
     _number("next_message_index", state.next_message_index)
-    _number("summarized_through", state.summarized_through, least=-1)
+    _number("summarized_through", state.summarized_through, least=-1, most=state.next_message_index - 1)
     _number("revision", state.revision)
     if not isinstance(state.keeps_summary, bool):
         raise _Unfit("keeps_summary is not true or false")

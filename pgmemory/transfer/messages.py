@@ -28,6 +28,9 @@ from pgmemory.transfer.source import Redact
 # As LangChain.js names them.
 _OTHER_TYPES = {"generic": "chat"}
 _OPENAI_ROLES = {"user", "assistant", "system", "developer", "tool", "function", "human", "ai", "remove"}
+_OTHER_ROLES = {"bot": "ai"}
+# What LangChain calls the one argument of a tool that takes text.
+_TEXT_ARGUMENT = "__arg1"
 
 
 class OddMessageError(ValueError):
@@ -71,26 +74,37 @@ def from_openai(value: Any) -> BaseMessage:
         "audio",
     }:
         raise OddMessageError("no content")
+    if data["role"] == "tool" and data.get("tool_call_id") is None:
+        raise OddMessageError("no tool_call_id")
     invalid = _take_calls(data)
     if data["role"] not in _OPENAI_ROLES:
         return _built(lambda: ChatMessage(**{**data, "content": data["content"] or ""}), [])
     return _built(lambda: convert_to_messages([data])[0], invalid)
 
 
-def from_columns(role: str, content: str | None, additional_kwargs: Mapping[str, Any] | None) -> BaseMessage:
+def from_columns(
+    role: str, content: str | list[Any] | None, additional_kwargs: Mapping[str, Any] | None
+) -> BaseMessage:
     """Return the message in the columns of a table of one's own.
 
-    What of a message has a field of its own in OpenAI's form is taken out of `additional_kwargs`.
+    Roles may also be the names of LangChain's classes, or ``bot``, in capitals or not. What of a message has a field of
+    its own in OpenAI's form is taken out of `additional_kwargs`.
     """
     others = dict(additional_kwargs or {})
     fields = {name: others.pop(name) for name in ("tool_calls", "tool_call_id", "name") if others.get(name)}
     if others:
         fields["additional_kwargs"] = others
-    return from_openai({"role": role, "content": content or "", **fields})
+    return from_openai({"role": _known_role(role), "content": content or "", **fields})
 
 
-def to_row(build: Callable[[], BaseMessage], redact: Redact | None) -> StoredMessage:
-    """Return the row of a message that is built, and redacted, now.
+def _known_role(role: str) -> str:
+    plain = role.strip().lower().removesuffix("chunk").removesuffix("message")
+    plain = _OTHER_ROLES.get(plain, plain)
+    return plain if plain in _OPENAI_ROLES else role
+
+
+def to_row(build: Callable[[], BaseMessage], redact: Redact | None) -> StoredMessage | None:
+    """Return the row of a message that is built, and redacted, now; None if redacting leaves nothing of it.
 
     Raises:
         OddMessageError: It cannot be built or stored.
@@ -98,9 +112,16 @@ def to_row(build: Callable[[], BaseMessage], redact: Redact | None) -> StoredMes
     message = build()
     if redact is not None:
         try:
-            (message,) = redact([message])
+            rewritten = redact([message])
         except Exception as error:  # a function of the application's; its error may quote the message
-            raise OddMessageError(f"redact failed, or made several messages of it ({type(error).__name__})") from None
+            raise OddMessageError(f"redact failed ({type(error).__name__})") from None
+        if not rewritten:
+            return None
+        if len(rewritten) > 1:
+            raise OddMessageError("redact made several messages of it, for which the source has no numbers")
+        (message,) = rewritten
+        if not isinstance(message, BaseMessage):
+            raise OddMessageError(f"redact made no message of it, but a {type(message).__name__}")
     try:
         return to_stored(message)
     except MessageNotStorableError as error:
@@ -146,7 +167,10 @@ def _built(build: Callable[[], BaseMessage], invalid_calls: list[Any]) -> BaseMe
 
 
 def _take_calls(data: dict[str, Any]) -> list[Any]:
-    """Give tool calls of OpenAI's form LangChain's; return those that cannot have it, as invalid calls."""
+    """Give tool calls of OpenAI's form LangChain's; return those that cannot have it, as invalid calls.
+
+    A custom call, whose input is text, becomes one with that text as its argument, as LangChain reads it elsewhere.
+    """
     calls = data.get("tool_calls")
     if not calls:
         data.pop("tool_calls", None)
@@ -157,8 +181,14 @@ def _take_calls(data: dict[str, Any]) -> list[Any]:
     for call in calls:
         if not isinstance(call, dict):
             raise OddMessageError("a tool call is no JSON object")
-        function = call.get("function")
+        function, custom = call.get("function"), call.get("custom")
+        if isinstance(custom, dict) and isinstance(custom.get("name"), str):
+            text = {_TEXT_ARGUMENT: custom.get("input")}
+            valid.append(dict(tool_call(name=custom["name"], args=text, id=call.get("id"))))
+            continue
         if not isinstance(function, dict):
+            if not isinstance(call.get("name"), str):
+                raise OddMessageError("a tool call that names neither a function nor a custom tool")
             valid.append(call)
             continue
         name, arguments = function.get("name"), function.get("arguments")
@@ -169,7 +199,7 @@ def _take_calls(data: dict[str, Any]) -> list[Any]:
         if isinstance(args, dict) and isinstance(name, str):
             valid.append(dict(tool_call(name=name, args=args, id=call.get("id"))))
         else:
-            text = arguments if isinstance(arguments, str) else json.dumps(arguments)
-            invalid.append(invalid_tool_call(name=name, args=text, id=call.get("id"), error=None))
+            written = arguments if isinstance(arguments, str) else json.dumps(arguments)
+            invalid.append(invalid_tool_call(name=name, args=written, id=call.get("id"), error=None))
     data["tool_calls"] = valid
     return invalid

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 from pgmemory.errors import ConfigurationError
 from pgmemory.store.transfer import Entry
 from pgmemory.transfer.jsonlines import numbered_lines, size_of
-from pgmemory.transfer.source import Redact, Skip, SourceConversation
+from pgmemory.transfer.source import Id, Redact, Skip, SourceConversation
 
 
 class OpenAIMessages:
@@ -27,12 +27,14 @@ class OpenAIMessages:
     Attributes:
         done: Bytes that were read.
         total: Bytes in the file, or None.
+        rows: Messages that were read.
     """
 
-    def __init__(self, file: BinaryIO, *, session_id: Any = None, user_id: Any = None) -> None:
+    def __init__(self, file: BinaryIO, *, session_id: Id | None = None, user_id: Id | None = None) -> None:
         self._file = file
         self._session_id = session_id
         self._user_id = user_id
+        self.rows = 0
         self.done = 0
         self.total = size_of(file)
 
@@ -62,26 +64,33 @@ class OpenAIMessages:
             def entries(place: str = place, messages: list[Any] = messages) -> Iterator[Entry]:
                 index = 0
                 for number, form in enumerate(messages, 1):
+                    self.rows += 1
                     try:
                         row = to_row(lambda form=form: from_openai(form), redact)  # type: ignore[misc]
                     except OddMessageError as error:
                         skip(f"{place}, message {number}", str(error))
                         continue
-                    yield Entry(row._replace(message_index=index))
-                    index += 1
+                    if row is not None:
+                        yield Entry(row._replace(message_index=index))
+                        index += 1
 
             yield SourceConversation(place, session_id, self._user_id if user_id is None else user_id, entries())
 
     def _values(self) -> Iterator[tuple[str, Any]]:
         """Yield each conversation with its place."""
         lines = iter(self._file)
-        first = next(lines, b"")
+        head: list[bytes] = []
+        for line in lines:
+            head.append(line)
+            if line.strip():
+                break
+        first = b"".join(head)
         try:
             is_lines = not first.strip() or json.loads(first) is not None
-        except ValueError:
+        except (ValueError, RecursionError):
             is_lines = False  # but one document of several lines
         if is_lines:
-            for number, value in numbered_lines(chain([first], lines), self._count):
+            for number, value in numbered_lines(chain(head, lines), self._count):
                 yield from _each(f"line {number}", value)
             return
         document = first + b"".join(lines)

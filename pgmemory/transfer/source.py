@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -11,6 +12,9 @@ from pgmemory.store.transfer import ConversationState, Entry
 
 if TYPE_CHECKING:
     from langchain_core.messages import BaseMessage
+
+Id = str | int | uuid.UUID
+"""What a session's or a user's name may be."""
 
 Redact = Callable[[Sequence["BaseMessage"]], Sequence["BaseMessage"]]
 """What rewrites messages before they are stored."""
@@ -46,8 +50,10 @@ class Source(Protocol):
     Attributes:
         done: How much of it was read, in units of its own.
         total: How much there is, or None while that is not known.
+        rows: How many messages, or rows that should hold one, were read.
     """
 
+    rows: int
     done: int
     total: int | None
 
@@ -55,8 +61,9 @@ class Source(Protocol):
         """Yield the conversations; those whose messages are not read to the end are passed over. Is closed at the end.
 
         Args:
-            skip: Told of what is left out.
-            redact: Applied to messages; exact sources leave them as they are.
+            skip: Told of each message, or row, that cannot be read.
+            redact: Applied to each message, which is left out if nothing comes of it; exact sources leave them as they
+                are.
 
         Raises:
             ConfigurationError: The source is not what it should be: the text says where.

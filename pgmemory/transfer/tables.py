@@ -14,7 +14,8 @@ from pgmemory.errors import ConfigurationError
 from pgmemory.pool import Database
 from pgmemory.queries import transfer
 from pgmemory.store.transfer import Entry
-from pgmemory.transfer.source import Redact, Skip, SourceConversation
+from pgmemory.transcript import visible
+from pgmemory.transfer.source import Id, Redact, Skip, SourceConversation
 
 if TYPE_CHECKING:
     from langchain_core.messages import BaseMessage
@@ -51,6 +52,7 @@ _SHAPES: dict[str, _Shape] = {
     "n8n": _LANGCHAIN,
     "conversation-messages": _Shape("conversation_id", "message_index", ("role", "content"), ("additional_kwargs",)),
 }
+_NUMBERS = ("smallint", "integer", "bigint", "numeric")
 
 
 class TableSource:
@@ -69,13 +71,14 @@ class TableSource:
 
     Attributes:
         done: Rows that were read.
+        rows: The same.
         total: Rows in the table; None before it is read.
 
     Raises:
         ConfigurationError: An argument is wrong.
     """
 
-    def __init__(self, database: Any, kind: Kind, *, table: str | None = None, user_id: Any = None) -> None:
+    def __init__(self, database: Any, kind: Kind, *, table: str | None = None, user_id: Id | None = None) -> None:
         if kind not in _SHAPES:
             raise ConfigurationError(f"kind must be one of {', '.join(_SHAPES)}, not {kind!r}")
         named = table if table is not None else DEFAULT_TABLES.get(kind)
@@ -89,6 +92,8 @@ class TableSource:
         self._name = named
         self._table = quoted
         self._user_id = user_id
+        self._content_is_json = False
+        self.rows = 0
         self.done = 0
         self.total: int | None = None
 
@@ -106,16 +111,17 @@ class TableSource:
         def entries(rows: Iterator[tuple[Any, ...]]) -> Iterator[Entry]:
             index = 0
             for session_id, _, order, created_at, *columns in rows:
-                place = f"{_SHAPES[self._kind].order} {order} of session {session_id!r}"
                 try:
                     number = _own_number(order, index) if keeps_numbers else index
+                    time = _time(created_at)
                     row = to_row(lambda columns=columns: self._message(columns), redact)  # type: ignore[misc]
                 except OddMessageError as error:
-                    skip(place, str(error))
+                    column = _SHAPES[self._kind].order
+                    skip(f"{column} {visible(str(order), one_line=True)} of session {session_id!r}", str(error))
                     continue
-                time = None if created_at is None else datetime.fromisoformat(created_at)
-                yield Entry(row._replace(message_index=number, created_at=time))
-                index = number + 1
+                if row is not None:
+                    yield Entry(row._replace(message_index=number, created_at=time))
+                    index = number + 1
 
         with closing(self._rows()) as all_rows:
             for (session_id, user_id), rows in groupby(all_rows, key=lambda row: row[:2]):
@@ -137,6 +143,8 @@ class TableSource:
         others = parsed(additional_kwargs)
         if role is None or not isinstance(others, (dict, type(None))):
             raise OddMessageError("no role" if role is None else "additional_kwargs is no JSON object")
+        if self._content_is_json:
+            content = _blocks_or_text(parsed(content), content)
         return from_columns(role, content, others)
 
     def _rows(self) -> Generator[tuple[Any, ...], None, None]:
@@ -150,6 +158,7 @@ class TableSource:
                     page = execute(transfer.fetch(rows))
                     for row in page:
                         self.done += 1
+                        self.rows += 1
                         yield row
                     rows = _next_page_size(page)
         finally:
@@ -164,15 +173,21 @@ class TableSource:
             raise ConfigurationError(
                 f"the table {self._name} has no column {missing[0]}: it is not one of {self._kind}"
             )
+        if shape.order == "message_index" and types[shape.order] not in _NUMBERS:
+            raise ConfigurationError(
+                f"the column {shape.order} of {self._name} is of type {types[shape.order]}, which does not sort as "
+                f"numbers do: give it one of {', '.join(_NUMBERS)}, perhaps in a view"
+            )
+        self._content_is_json = types.get("content") in ("json", "jsonb")
         has_time = types.get("created_at", "").startswith("timestamp")
         user = "user_id" if "user_id" in types else None
         columns = [
-            transfer.as_text(shape.session),
-            transfer.as_text(user),
-            transfer.as_text(shape.order),
-            transfer.as_text("created_at" if has_time else None, is_time=True),
-            *(transfer.as_text(name) for name in shape.message),
-            *(transfer.as_text(name if name in types else None) for name in shape.optional),
+            transfer.text_of(shape.session),
+            transfer.text_of(user),
+            transfer.text_of(shape.order),
+            transfer.text_of("created_at" if has_time else None, is_time=True),
+            *(transfer.text_of(name) for name in shape.message),
+            *(transfer.text_of(name if name in types else None) for name in shape.optional),
         ]
         order = [name for name in (user, shape.session, shape.order) if name]
         return transfer.open_table(self._table, columns, order)
@@ -181,9 +196,27 @@ class TableSource:
 def _own_number(order: str | None, lowest: int) -> int:
     from pgmemory.transfer.messages import OddMessageError
 
-    if order is None or not order.isdecimal() or not lowest <= int(order) < 2**31 - 1:
-        raise OddMessageError("its number is none, or comes twice")
+    if order is None or not order.isdecimal() or int(order) >= 2**31 - 1:
+        raise OddMessageError("message_index is no whole number from 0 to 2147483646")
+    if int(order) < lowest:
+        raise OddMessageError("message_index comes twice")
     return int(order)
+
+
+def _time(text: str | None) -> datetime | None:
+    from pgmemory.transfer.messages import OddMessageError
+
+    try:
+        return None if text is None else datetime.fromisoformat(text)
+    except ValueError:
+        raise OddMessageError("created_at is not between the years 1 and 9999") from None
+
+
+def _blocks_or_text(value: Any, text: str | None) -> str | list[Any] | None:
+    """Return the content in a column of JSON: a list of blocks, a text, or anything else as the text that it is."""
+    if isinstance(value, list) and all(isinstance(block, (str, dict)) for block in value):
+        return value
+    return value if isinstance(value, str) or value is None else text
 
 
 def _next_page_size(page: list[tuple[Any, ...]]) -> int:
