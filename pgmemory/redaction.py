@@ -52,7 +52,8 @@ def redact_personal_data(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
 
 _BLANKS = r" \t\u00a0\u2000-\u200d\u202a-\u202f\u2060\u2066-\u2069\u3000"
 _HYPHENS = r"\-\u2010-\u2015\u2212\uff0d"
-_NOT_INSIDE = r"(?<![\dA-Za-z])"
+# Nor right behind what was redacted: there stood a digit or a letter, and redacting again must change nothing more.
+_NOT_INSIDE = r"(?<![\dA-Za-z])(?<!\[email\])(?<!\[phone\])(?<!\[card\])"
 _NOT_GOING_ON = r"(?![\dA-Za-z])"
 
 _UNSPACED = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
