@@ -17,7 +17,9 @@ from typing import Any
 import pytest
 from conversations import ai, calling, dialogue, human, result
 from psycopg2.extensions import connection as Connection
-from test_cli import PROJECT, Ended, call, failed, run  # noqa: F401  # a fixture
+from psycopg2.extensions import make_dsn
+from test_cli import PASSWORD, PROJECT, Ended, call, failed, run  # noqa: F401  # a fixture
+from test_cli_look import role  # noqa: F401  # a fixture
 from test_retention import ask, let_pass, say, sessions
 from waiting import wait_until
 
@@ -223,6 +225,45 @@ def test_what_stands_in_the_way_is_said_in_one_line(
 ) -> None:
     failed(call(*command, "--schema", schema_name, dsn=server_dsn), schema_name, "pgmemory init")
     failed(call(*command, dsn=f"postgresql://app:hunter2-Tr0ub4dor@127.0.0.1:{closed_port}/db"), str(closed_port))
+
+
+# The same for those that handle keys, roles and explanations.
+OTHERS = [
+    ["erase-key", "s"],
+    ["bind-role", "nobody", "--tenant", "t"],
+    ["unbind-role", "nobody"],
+    ["explain", "s", "--memory", "buffer"],
+]
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, *OTHERS], ids=lambda command: command[0])
+def test_a_role_without_rights_is_told_in_one_line(
+    call: Call, store: ConversationStore, server_dsn: str, role: str, command: list[str]  # noqa: F811
+) -> None:
+    say(store, "s")
+    dsn = make_dsn(server_dsn, user=role, password=PASSWORD)
+    failed(call(*command, "--schema", store.schema, dsn=dsn))
+    assert len(store.list_messages("s")) == 4
+
+
+@pytest.mark.parametrize(
+    ("command", "printed"),
+    [
+        (["ttl", "s", "7d"], {"user_id": "u", "time_to_live": 604800.0, "session_ids": ["s"]}),
+        (["hold", "s"], {"user_id": "u", "session_ids": ["s"]}),
+        (["release", "s"], {"user_id": "u", "session_ids": []}),
+        (["delete", "s", "2"], {"session_id": "s", "user_id": "u", "deleted": [2, 3]}),
+        (["replace", "s", "0", "--text", "x"], {"session_id": "s", "user_id": "u", "replaced": 0}),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_as_a_process_a_command_prints_json(
+    store: ConversationStore, server_dsn: str, command: list[str], printed: dict[str, Any]
+) -> None:
+    say(store, "s", "u")
+    ended = run(*command, "--json", "--schema", store.schema, dsn=server_dsn)
+    assert (ended.code, ended.errors) == (0, "")
+    assert json.loads(ended.output) == printed
 
 
 def test_spans_are_timedeltas(pgmemory: Call, store: ConversationStore) -> None:

@@ -73,9 +73,16 @@ def delete(
     help="Replace the whole turn by the messages in a JSON file, in OpenAI's form; - for standard input.",
 )
 @user_option
+@json_option
 @with_store
 def replace(
-    store: ConversationStore, session: str, number: int, text: str | None, file: TextIO | None, user: str | None
+    store: ConversationStore,
+    session: str,
+    number: int,
+    text: str | None,
+    file: TextIO | None,
+    user: str | None,
+    as_json: bool,
 ) -> None:
     """Replace a message's text, or a whole turn, by the number that `show` prints.
 
@@ -93,7 +100,10 @@ def replace(
         history.replace_message(number, text)
     elif file is not None:
         history.replace_turn(number, _read_turn(file))
-    click.echo(f"replaced {'message' if text is not None else 'the turn of message'} {number}")
+    if as_json:
+        print_json({"session_id": history.session_id, "user_id": history.user_id, "replaced": number})
+    else:
+        click.echo(f"replaced {'message' if text is not None else 'the turn of message'} {number}")
 
 
 def _read_turn(file: TextIO) -> list[BaseMessage]:
