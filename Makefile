@@ -8,10 +8,14 @@ SEED ?= 1
 CHAOS ?= --seconds 120 --report docs/reliability.md
 # What `make bench` does beside measuring.
 BENCH ?= --output docs
+# The conversations on which recall is measured: a folder of the form in which LoCoMo is published.
+DIR ?= benchmarks/recall_sample
 
 EXTRAS_demo := embedded,offline,langchain1
 EXTRAS_langchain1 := langchain1,test
 EXTRAS_langchain03 := langchain03,test
+# For agents of LangChain 1.x, to which LangGraph's threads are handed on.
+REQUIREMENTS_langchain1 := 'langchain>=1,<2'
 EXTRAS_bench := langchain1,embedded,offline
 REQUIREMENTS_bench := --requirement benchmarks/requirements.txt
 EXTRAS_peers-langchain1 := langchain1,embedded,offline
@@ -27,7 +31,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-langchain1 test-langchain03 test-large test-install chaos bench peer-tests peer-tests-langchain1 peer-tests-langchain03 check lint schema clean
+.PHONY: help demo test test-langchain1 test-langchain03 test-large test-install chaos bench peer-tests peer-tests-langchain1 peer-tests-langchain03 recall-bench check lint schema clean
 
 help:
 	@echo "make demo          a support bot that remembers, on a local PostgreSQL: no server, no API key needed"
@@ -40,6 +44,7 @@ help:
 	@echo "make chaos         two minutes of random faults, audited; its table goes into docs/reliability.md (SEED=1)"
 	@echo "make peer-tests    LangChain's own memory tests against our classes; writes docs/compatibility.md"
 	@echo "make bench         measured beside LangChain's own memories; writes docs/benchmarks.md (BENCH=--quick only prints)"
+	@echo "make recall-bench  evidence recall on conversations of LoCoMo's form (DIR=folder)"
 	@echo "make clean         remove the virtual environments and what builds and tests left in this folder"
 	@echo "One line alone: make test-langchain1, make test-langchain03. PYTEST_ADDOPTS is passed to pytest."
 
@@ -72,6 +77,9 @@ peer-tests-langchain1 peer-tests-langchain03: peer-tests-%: .venv-peers-%/instal
 
 bench: .venv-bench/installed
 	@.venv-bench/bin/python -m benchmarks $(BENCH)
+
+recall-bench: .venv-bench/installed
+	@.venv-bench/bin/python -m benchmarks.recall $(DIR)
 
 check: lint test-langchain1
 

@@ -13,6 +13,7 @@ from pgmemory._version import __version__
 if TYPE_CHECKING:
     from pgmemory.embedded import LocalServerError
     from pgmemory.encryption import Keyring
+    from pgmemory.entities import PostgresEntityStore
     from pgmemory.errors import (
         ConfigurationError,
         ConversationHeldError,
@@ -28,13 +29,16 @@ if TYPE_CHECKING:
     from pgmemory.memory.base import PostgresChatMemory
     from pgmemory.memory.buffer import BufferMemory
     from pgmemory.memory.explanation import ExplainedMessage, Explanation
+    from pgmemory.memory.recall import RecallMemory
     from pgmemory.memory.relevant_turn import RelevantTurnMemory
     from pgmemory.memory.summary import SummaryMemory
     from pgmemory.memory.token_window import TokenWindowMemory
-    from pgmemory.models import ConversationRecord, Erased, Operation, PoolStats, Pruned, StoredMessage
+    from pgmemory.models import ConversationRecord, Erased, Item, LogState, Operation, PoolStats, Pruned, StoredMessage
     from pgmemory.pool import PoolClosedError, PoolTimeoutError, StoreError, StoreUnavailableError
     from pgmemory.redaction import redact_personal_data
     from pgmemory.store import ConversationStore
+    from pgmemory.store.items import ItemStore
+    from pgmemory.transfer.graph_threads import copy_from_langgraph, copy_to_langgraph
 
 _MODULES = {
     "BufferMemory": "memory.buffer",
@@ -46,8 +50,11 @@ _MODULES = {
     "Erased": "models",
     "ExplainedMessage": "memory.explanation",
     "Explanation": "memory.explanation",
+    "Item": "models",
+    "ItemStore": "store.items",
     "Keyring": "encryption",
     "LocalServerError": "embedded",
+    "LogState": "models",
     "MessageNotStorableError": "errors",
     "Operation": "models",
     "PgMemoryError": "errors",
@@ -56,7 +63,9 @@ _MODULES = {
     "PoolTimeoutError": "pool",
     "PostgresChatMemory": "memory.base",
     "PostgresChatMessageHistory": "history",
+    "PostgresEntityStore": "entities",
     "Pruned": "models",
+    "RecallMemory": "memory.recall",
     "RelevantTurnMemory": "memory.relevant_turn",
     "SchemaError": "errors",
     "StoreError": "pool",
@@ -69,6 +78,8 @@ _MODULES = {
     "as_json": "formats",
     "as_text": "formats",
     "as_xml": "formats",
+    "copy_from_langgraph": "transfer.graph_threads",
+    "copy_to_langgraph": "transfer.graph_threads",
     "redact_personal_data": "redaction",
 }
 
@@ -82,8 +93,11 @@ __all__ = [
     "Erased",
     "ExplainedMessage",
     "Explanation",
+    "Item",
+    "ItemStore",
     "Keyring",
     "LocalServerError",
+    "LogState",
     "MessageNotStorableError",
     "Operation",
     "PgMemoryError",
@@ -92,7 +106,9 @@ __all__ = [
     "PoolTimeoutError",
     "PostgresChatMemory",
     "PostgresChatMessageHistory",
+    "PostgresEntityStore",
     "Pruned",
+    "RecallMemory",
     "RelevantTurnMemory",
     "SchemaError",
     "StoreError",
@@ -106,6 +122,8 @@ __all__ = [
     "as_json",
     "as_text",
     "as_xml",
+    "copy_from_langgraph",
+    "copy_to_langgraph",
     "redact_personal_data",
 ]
 

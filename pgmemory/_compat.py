@@ -9,11 +9,13 @@ from __future__ import annotations
 try:
     try:
         from langchain_classic.memory.chat_memory import BaseChatMemory
+        from langchain_classic.memory.entity import BaseEntityStore
         from langchain_classic.memory.prompt import SUMMARY_PROMPT
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "langchain_classic":
             raise
         from langchain.memory.chat_memory import BaseChatMemory  # type: ignore[no-redef]
+        from langchain.memory.entity import BaseEntityStore  # type: ignore[no-redef]
         from langchain.memory.prompt import SUMMARY_PROMPT  # type: ignore[no-redef]
 except ImportError as error:
     raise ImportError(
@@ -22,4 +24,4 @@ except ImportError as error:
         '    pip install "langchain-pgmemory[langchain03]"   # langchain 0.3'
     ) from error
 
-__all__ = ["SUMMARY_PROMPT", "BaseChatMemory"]
+__all__ = ["SUMMARY_PROMPT", "BaseChatMemory", "BaseEntityStore"]

@@ -123,7 +123,8 @@ class Keyring:
 
     Keep them apart from the database and from its backups, all of them as long as `rotate_keys` has not moved
     everything to the current one. Nothing shows them: not the repr, not an error. A pickle of a keyring, or of a store
-    that has one, holds them, as it holds the DSN's password.
+    that has one, holds them, as it holds the DSN's password. Messages and summaries are encrypted; metadata and
+    items are stored in clear text.
 
     Args:
         keys: 32 random bytes by name, the current one first. A name may consist of letters, digits and ``_.@/+-``.

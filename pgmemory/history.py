@@ -6,6 +6,7 @@ import logging
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from traceback import walk_tb
@@ -22,7 +23,7 @@ from pgmemory.errors import (
     SchemaError,
     UnsavedTurn,
 )
-from pgmemory.models import AFTER_ALL, StoredMessage, StoredSummary, Window
+from pgmemory.models import AFTER_ALL, LogState, StoredMessage, StoredSummary, Window
 from pgmemory.names import text_id
 from pgmemory.pool import StoreError
 from pgmemory.serialization import to_message, to_stored
@@ -70,6 +71,7 @@ class PostgresChatMessageHistory(BaseChatMessageHistory):
         self.store = store
         self.key = store.key(session_id, user_id)
         self.max_messages = max_messages
+        self.before = AFTER_ALL  # above the newest message that is read; see `as_of`
 
     @property
     def session_id(self) -> str:
@@ -87,7 +89,8 @@ class PostgresChatMessageHistory(BaseChatMessageHistory):
 
         Messages whose key was erased are left out.
         """
-        return [to_message(stored) for stored in self.store.read_all(self.key) if not stored.is_erased]
+        records = self.store.read_all(self.key, before=self.before)
+        return [to_message(stored) for stored in records if not stored.is_erased]
 
     async def aget_messages(self) -> list[BaseMessage]:
         """Return all messages, oldest first, without blocking the event loop."""
@@ -129,6 +132,7 @@ class PostgresChatMessageHistory(BaseChatMessageHistory):
 
     def clear(self) -> None:
         """Delete the conversation's messages and summaries; its metadata and its numbering stay."""
+        self.check_writable()
         self.store.clear(self.key)
 
     async def aclear(self) -> None:
@@ -137,6 +141,7 @@ class PostgresChatMessageHistory(BaseChatMessageHistory):
 
     def clear_with_agents(self) -> None:
         """Clear this conversation and the logs that agents keep beside it, in one transaction."""
+        self.check_writable()
         self.store.clear_with_agents(self.key)
 
     def delete_messages(self, which: Sequence[int | str]) -> list[int]:
@@ -163,7 +168,8 @@ class PostgresChatMessageHistory(BaseChatMessageHistory):
         return self._delete(which, whole_turns=True)
 
     def delete_last_turn(self) -> list[int]:
-        """Delete the newest turn; else as `delete_messages`."""
+        """Undo the last turn: delete the newest one; else as `delete_messages`."""
+        self.check_writable()
         return list(self.store.edit_turns(self.key, [AFTER_ALL - 1], edits.last_turn).deleted)
 
     def replace_message(self, which: int | str, message: BaseMessage | str) -> None:
@@ -180,6 +186,7 @@ class PostgresChatMessageHistory(BaseChatMessageHistory):
             ConversationHeldError: The conversation is held; nothing was changed.
             StoreError: The database refused, and nothing was changed, or could not be reached.
         """
+        self.check_writable()
         index = self._number(which)
         decide = partial(edits.replacement, index=index, message=message, rewrite=self.redacted)
         self.store.edit_turns(self.key, [index], decide)
@@ -199,6 +206,7 @@ class PostgresChatMessageHistory(BaseChatMessageHistory):
         self.store.edit_turns(self.key, [index], lambda stored: edits.turn_replacement(stored, index, said))
 
     def _delete(self, which: Sequence[int | str], *, whole_turns: bool) -> list[int]:
+        self.check_writable()
         indexes = self._numbers(which)
         if not indexes:
             return []
@@ -239,15 +247,69 @@ class PostgresChatMessageHistory(BaseChatMessageHistory):
         """Return a history of the same kind of another conversation in the same store. No I/O."""
         return type(self)(session_id, self.store, user_id=user_id, max_messages=self.max_messages)
 
+    # Branches and time
+
+    def as_of(self, message_index: int) -> PostgresChatMessageHistory:
+        """Return this history as it was when a message was the last one, to be read only. No I/O.
+
+        It shows what is there now up to that message, and of the summaries those that cover nothing beyond it: just
+        what would be left if all that follows were deleted.
+
+        Args:
+            message_index: The message's number, as `states` or records have it; -1 for before the first one.
+        """
+        if type(message_index) is not int or not -1 <= message_index < AFTER_ALL:
+            raise ConfigurationError(f"as_of needs a message's number, or -1, not {message_index!r}")
+        past = copy(self)
+        past.before = min(self.before, message_index + 1)
+        return past
+
+    def fork(self, session_id: str | int | uuid.UUID, *, at: int | str | None = None) -> PostgresChatMessageHistory:
+        """Make a new conversation that begins with this one's messages, and return its history.
+
+        Of the same user; see `ConversationStore.fork` for what is copied, and for forking again.
+
+        Args:
+            session_id: The new conversation's name.
+            at: Number of the last message that is copied, or the id that it bears; -1 for none. None for all, or all
+                that a history `as_of` a message shows. To let the human say something else, the last one before.
+
+        Raises:
+            ConfigurationError: There is no such conversation or message, or already a conversation of the new name.
+            StoreError: The database refused, and nothing was written, or could not be reached.
+        """
+        through = self._number(at) if isinstance(at, str) else at
+        if self.before < AFTER_ALL:
+            through = self.before - 1 if through is None else min(through, self.before - 1)
+        self.store.fork(self.key, session_id, at=through)
+        return self.for_session(session_id, user_id=self.user_id)
+
+    def states(self) -> Iterator[LogState]:
+        """Yield the conversation's states, newest first: its last message after each turn, and the summary then.
+
+        A hundred for each round trip, made when they are asked for.
+        """
+        return self.store.read_states(self.key, before=self.before)
+
+    def check_writable(self) -> None:
+        """Raise ConfigurationError if this is a history `as_of` a message, which can only be read."""
+        if self.before < AFTER_ALL:
+            raise ConfigurationError(
+                f"session {self.session_id!r} as of message {self.before - 1} can only be read: "
+                "go on from there in a fork of it"
+            )
+
     def redacted(self, messages: Iterable[BaseMessage]) -> list[BaseMessage]:
         """Return the messages of one write as the store's `redact` rewrites them; as they are if it has none.
 
         Each write passes here once, before anything else is done with its messages.
 
         Raises:
+            ConfigurationError: This is a history `as_of` a message.
             MessageNotStorableError: The function failed or returned no messages. The error holds nothing of them, and
                 carries no `unsaved_turn`.
         """
+        self.check_writable()
         said = as_list(messages)
         if self.store.redact is None or not said:
             return said
@@ -300,7 +362,8 @@ class PostgresChatMessageHistory(BaseChatMessageHistory):
             return f"<{type(self).__name__} that was not built>"  # as error trackers show the frame of __init__
         user = f", user_id={self.user_id!r}" if self.user_id else ""
         limit = f", max_messages={self.max_messages}" if self.max_messages else ""
-        return f"PostgresChatMessageHistory({self.session_id!r}, {self.store!r}{user}{limit})"
+        past = f".as_of({self.before - 1})" if self.before < AFTER_ALL else ""
+        return f"PostgresChatMessageHistory({self.session_id!r}, {self.store!r}{user}{limit}){past}"
 
 
 def as_list(messages: Iterable[BaseMessage]) -> list[BaseMessage]:

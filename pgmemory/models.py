@@ -128,6 +128,25 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
+class LogState:
+    """A conversation as it was when a turn had been said.
+
+    Attributes:
+        message: The last message of the turn, or of what stands before the first one: when it was stored is when.
+        summary: The newest summary that covers nothing beyond it; None if there is none.
+    """
+
+    message: StoredMessage
+    summary: StoredSummary | None
+
+    @property
+    def message_index(self) -> int:
+        """The number of its last message, at which it can be forked and read."""
+        assert self.message.message_index is not None, "it is stored"
+        return self.message.message_index
+
+
+@dataclass(frozen=True, slots=True)
 class Edit:
     """A change of messages that were stored.
 
@@ -284,6 +303,27 @@ class Statistics:
 
 
 @dataclass(frozen=True, slots=True)
+class Item:
+    """A JSON object that is kept under a namespace and a key.
+
+    Attributes:
+        namespace: Where it is kept, from the outermost label to the innermost.
+        key: Its name there.
+        value: The object.
+        created_at: When it was first put (aware).
+        updated_at: When it was last put (aware).
+        score: How well a search by words found it, the larger the better; None if none was asked for.
+    """
+
+    namespace: tuple[str, ...]
+    key: str
+    value: dict[str, Any]
+    created_at: datetime
+    updated_at: datetime
+    score: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Pruned:
     """What pruning has deleted, or would delete.
 
@@ -292,12 +332,14 @@ class Pruned:
         messages: Messages in them.
         summaries: Summaries of them.
         held: Conversations that are idle too, but held, and so are kept.
+        items: Items: those of these conversations, and those that have expired.
     """
 
     conversations: int
     messages: int
     summaries: int
     held: int
+    items: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,6 +349,7 @@ class ErasedConversation:
     session_id: str
     messages: int
     summaries: int
+    items: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,6 +362,7 @@ class Erased:
         session_id: The one conversation that was to be erased, or None for all of the user's.
         conversations: What was erased, agents' logs among them.
         held: Session ids of those that are held, and so were kept.
+        items: Items that belonged to none of these conversations: the user's own, or of a session without messages.
     """
 
     tenant_id: str
@@ -326,6 +370,7 @@ class Erased:
     session_id: str | None
     conversations: tuple[ErasedConversation, ...]
     held: tuple[str, ...]
+    items: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The schema: its migrations, listed, applied and rendered; and whether row-level security holds for its tables.
+"""The schema: its migrations, listed, applied and rendered; row-level security; and the words messages are found by.
 
 A migration is a numbered file in `migrations/`, applied once and never changed afterwards. The ledger, a table beside
 the others, records each. Looking never writes; changing takes a lock, so that any number of processes may start at
@@ -17,10 +17,11 @@ from typing import Any, Literal, get_args
 
 from pgmemory.errors import ConfigurationError, SchemaError
 from pgmemory.pool import Database, Execute, StoreError
-from pgmemory.queries import security
+from pgmemory.queries import recall, security
 from pgmemory.queries.parts import in_schema, quoted
 
 DEFAULT_NAME = "pgmemory"
+DEFAULT_LANGUAGE = "english"
 RowLevelSecurity = Literal["off", "setting", "roles"]
 # Before, a view shows what its owner may see, whoever asks.
 _SECURES_VIEWS = 150000
@@ -46,13 +47,14 @@ insert into {schema}.schema_migrations (version, name, needs_version) values ({v
 """
 # Not to_regclass, which may answer from what this session knew before it waited for the lock.
 _FIND_LEDGER = f"""
-select found.mode, found.deviating
+select found.mode, found.deviating, ({recall.LANGUAGE})
 from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace, ({security.READ_MODE}) found
 where n.nspname = %(schema)s and c.relname = 'schema_migrations'
 """
 _READ_LEDGER = "select version, needs_version from {schema}.schema_migrations order by version"
 _CHECK = f"""
-select version, needs_version, (select found.mode from ({security.READ_MODE}) found), ({security.IS_LIMITED})
+select version, needs_version, (select found.mode from ({security.READ_MODE}) found), ({security.IS_LIMITED}),
+       ({recall.LANGUAGE})
 from {{schema}}.schema_migrations order by version
 """
 
@@ -89,6 +91,7 @@ class SchemaStatus:
             ``off``.
         deviating: pgmemory's tables and views that are not as that has them: a table that has lost its policy shows
             every tenant's rows. Empty unless someone has changed them; ``setup(row_level_security=…)`` mends it.
+        search: The text search configuration by which messages are recalled; None where they cannot be.
     """
 
     applied: tuple[int, ...]
@@ -96,6 +99,7 @@ class SchemaStatus:
     needs_version: int
     row_level_security: RowLevelSecurity
     deviating: tuple[str, ...]
+    search: str | None = None
 
     @property
     def fits(self) -> bool:
@@ -229,16 +233,70 @@ def _secure(execute: Execute, schema: str, mode: RowLevelSecurity) -> None:
     run_returned(execute, in_schema(security.GRANT_RIGHTS, schema), parameters)
 
 
+def make_searchable(database: Database, schema: str, language: str | bool) -> str:
+    """Let messages be recalled by their words, in one transaction; return the text search configuration of the words.
+
+    Where they are made by another configuration than before, none is left; `store.index_messages` makes them.
+
+    Args:
+        database: Where.
+        schema: Its tables must be up to date.
+        language: The configuration's name; True for the one that is there, or ``english``.
+
+    Raises:
+        ConfigurationError: There is no such configuration.
+        SchemaError: The database's encoding is not UTF-8, this role may not change the schema, or others held locks on
+            it for too long; nothing was changed.
+    """
+    if language is False or not isinstance(language, (str, bool)):
+        raise ConfigurationError(f"search must be the name of a text search configuration or True, not {language!r}")
+
+    def run() -> str:
+        with changing(database, schema) as execute:
+            current = _status(execute, schema)
+            named = current.search or DEFAULT_LANGUAGE if language is True else language
+            wanted, constant = _configuration(execute, named)
+            if current.search == wanted:
+                return wanted
+            execute(_in_schema(recall.CREATE_TABLE, schema))
+            execute(_in_schema(recall.EMPTY_TABLE, schema))
+            execute(_in_schema(recall.CREATE_FUNCTION.replace("{language}", constant), schema))
+            run_returned(execute, security.COPY_RIGHTS, security.parameters(schema))
+            if current.row_level_security != "off":
+                _secure(execute, schema, current.row_level_security)
+            return wanted
+
+    current = status(database, schema).search
+    if current is not None and language in (True, current, current.removeprefix("pg_catalog.")):
+        return current
+    return database.repeat(run, name="make_searchable")
+
+
+def _configuration(execute: Execute, language: str) -> tuple[str, str]:
+    """Return the whole name of a text search configuration, and the same as an SQL constant."""
+    found = execute(recall.FIND_LANGUAGE, {"language": language})
+    if not found:
+        names = ", ".join(name for (name,) in execute(recall.LIST_LANGUAGES))
+        raise ConfigurationError(f"search: there is no text search configuration {language!r}; there are {names}")
+    ((name, constant, encoding),) = found
+    if encoding != "UTF8":
+        raise SchemaError(f"recall by words needs a database whose encoding is UTF8, to fold accents; it is {encoding}")
+    return name, constant
+
+
 def run_returned(execute: Execute, statement: str, parameters: dict[str, Any]) -> None:
     """Run the statements that a statement returns, one a row."""
     for (returned,) in execute(statement, parameters):
         execute(returned)
 
 
-def check(database: Database, schema: str, tenant_id: str) -> None:
+def check(database: Database, schema: str, tenant_id: str) -> str | None:
     """Raise unless this version of pgmemory works on the schema as it is, and row-level security lets the tenant in.
 
     One round trip; a second one where roles have tenants. Writes nothing.
+
+    Returns:
+        The text search configuration by which messages are recalled; None where they cannot be.
 
     Raises:
         SchemaError: The schema is missing, too old or too new: the text says what to do.
@@ -250,11 +308,13 @@ def check(database: Database, schema: str, tenant_id: str) -> None:
         rows = database.execute(in_schema(_CHECK, schema), security.parameters(schema), name="schema_status")
     except StoreError as error:
         if error.sqlstate == NOT_ALLOWED:
-            return  # a role with rights on the other tables alone works, as long as the schema fits
+            # A role with rights on the other tables alone works, as long as the schema fits.
+            found = database.execute(recall.LANGUAGE, {"schema": schema}, name="schema_status")
+            return found[0][0] if found else None
         if error.sqlstate not in _NO_LEDGER:
             raise
     require_fitting(_read([(version, needs) for version, needs, *_ in rows]), schema)
-    _, _, mode, is_limited = rows[0]
+    _, _, mode, is_limited, language = rows[0]
     if mode == "setting" and is_limited and not tenant_id:
         raise StoreError(
             f"row-level security is on in the schema {schema!r} and the store has no tenant: give it a tenant_id, or "
@@ -269,6 +329,7 @@ def check(database: Database, schema: str, tenant_id: str) -> None:
                 f"store is one of {tenant_id!r}: give it that tenant_id, or connect as the role of its tenant",
                 sqlstate=NOT_ALLOWED,
             )
+    return None if language is None else str(language)
 
 
 def require_all_tenants(database: Database, schema: str) -> None:
@@ -336,17 +397,19 @@ def render(schema: str = DEFAULT_NAME) -> str:
 def _status(execute: Execute, schema: str) -> SchemaStatus:
     if not (found := execute(_FIND_LEDGER, security.parameters(schema))):
         return _read([])
-    ((mode, deviating),) = found
-    return _read(execute(_in_schema(_READ_LEDGER, schema), None), mode, deviating)
+    return _read(execute(_in_schema(_READ_LEDGER, schema), None), *found[0])
 
 
 def _read(
-    ledger: list[tuple[Any, ...]], mode: RowLevelSecurity = "off", deviating: Iterable[str] = ()
+    ledger: list[tuple[Any, ...]],
+    mode: RowLevelSecurity = "off",
+    deviating: Iterable[str] = (),
+    search: str | None = None,
 ) -> SchemaStatus:
     applied = tuple(version for version, _ in ledger)
     pending = tuple(migration for migration in migrations() if migration.version not in applied)
     needs_version = max((needs for _, needs in ledger), default=0)
-    return SchemaStatus(applied, pending, needs_version, mode, tuple(deviating))
+    return SchemaStatus(applied, pending, needs_version, mode, tuple(deviating), search)
 
 
 def _create_ledger(execute: Execute, schema: str) -> None:

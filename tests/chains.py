@@ -25,7 +25,12 @@ with warnings.catch_warnings():
             LLMChain,
             SequentialChain,
         )
-        from langchain_classic.memory import CombinedMemory, ReadOnlySharedMemory
+        from langchain_classic.memory import (
+            CombinedMemory,
+            ConversationEntityMemory,
+            ReadOnlySharedMemory,
+            SQLiteEntityStore,
+        )
     except ModuleNotFoundError:
         from langchain.agents import (
             AgentExecutor,
@@ -44,16 +49,18 @@ with warnings.catch_warnings():
             LLMChain,
             SequentialChain,
         )
-        from langchain.memory import CombinedMemory, ReadOnlySharedMemory
+        from langchain.memory import CombinedMemory, ConversationEntityMemory, ReadOnlySharedMemory, SQLiteEntityStore
 
 __all__ = [
     "AgentExecutor",
     "AgentType",
     "CombinedMemory",
     "ConversationChain",
+    "ConversationEntityMemory",
     "ConversationalRetrievalChain",
     "LLMChain",
     "ReadOnlySharedMemory",
+    "SQLiteEntityStore",
     "SequentialChain",
     "create_json_chat_agent",
     "create_openai_functions_agent",

@@ -49,7 +49,7 @@ def test_prune_counts_then_deletes_what_is_idle(
     assert (ended.code, ended.errors) == (0, "")
     pruned = json.loads(ended.output)
     assert pruned.pop("time")
-    assert pruned == {"dry_run": False, "conversations": 1, "messages": 4, "summaries": 0, "held": 1}
+    assert pruned == {"dry_run": False, "conversations": 1, "messages": 4, "summaries": 0, "held": 1, "items": 0}
     assert sessions(store) == ["held", "new"]
 
 
@@ -88,14 +88,17 @@ def test_erase_prints_a_receipt(pgmemory: Call, store: ConversationStore, server
         "user_id": "u",
         "session_id": "b",
         "complete": True,
-        "conversations": [{"session_id": "b", "messages": 4, "summaries": 0}],
+        "conversations": [{"session_id": "b", "messages": 4, "summaries": 0, "items": 0}],
         "held": [],
+        "items": 0,
     }
     several = pgmemory("erase", "--session", "a")
     assert several.code == 2 and "'v', 'u'" in several.errors
+    store.items("u").put(("facts",), "k", {})
+    store.items("u", session_id="a").put(("facts",), "k", {})
     ended = pgmemory("erase", "--user", "u")
     assert ended.code == 0
-    assert ended.output.splitlines()[1:] == ["  a: 4 messages, 0 summaries", "conversations: 1, messages: 4"]
+    assert ended.output.splitlines()[1:] == ["  a: 4 messages, 0 summaries", "conversations: 1, messages: 4, items: 2"]
     failed(pgmemory("erase", "--user", "u"), "nothing to erase")
     assert [found.user_id for found in store.list_conversations()] == ["v"]
     assert pgmemory("erase").code == pgmemory("erase", "--user", "").code == 2

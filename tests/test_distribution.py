@@ -11,7 +11,7 @@ from psycopg2.extensions import connection as Connection
 
 from pgmemory import ConversationStore, schema
 from pgmemory.models import StoredMessage
-from pgmemory.queries import conversations, encryption, log, parts, windows
+from pgmemory.queries import conversations, encryption, items, log, parts, windows
 
 # Each distributed table and the column that its rows are distributed by; what is left stays on one node.
 DISTRIBUTED_BY = {
@@ -19,6 +19,7 @@ DISTRIBUTED_BY = {
     "conversation_messages": "conversation_id",
     "conversation_summaries": "conversation_id",
     "conversation_keys": "conversation_id",
+    "items": "owner_id",
 }
 LOCAL = {"schema_migrations", "tenant_roles"}
 
@@ -138,8 +139,10 @@ def test_there_is_no_trigger_sequence_identity_or_generated_column(
 
 
 def test_what_is_set_on_conflict_is_immutable(admin: Connection) -> None:
-    set_on_conflict = {name: parts for name, text in STATEMENTS.items() if (parts := changes_on_conflict(text))}
-    assert set(set_on_conflict) == {"APPEND", "APPEND_WITH_NEW_KEY", "SET_METADATA", "RECORD_SUMMARY"}
+    statements = STATEMENTS | {"PUT": items.PUT}
+    set_on_conflict = {name: parts for name, text in statements.items() if (parts := changes_on_conflict(text))}
+    appends = {"APPEND", "APPEND_AND_INDEX", "APPEND_WITH_NEW_KEY"}
+    assert set(set_on_conflict) == {"PUT", *appends, "SET_METADATA", "RECORD_SUMMARY"}
     for name, parts in set_on_conflict.items():
         for part in parts:
             assert mutable_parts(admin, part) == set(), name

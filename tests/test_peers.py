@@ -19,6 +19,7 @@ from peers.stand_ins import swap as swap_everywhere
 from peers.suites import SUITES, installed_line
 
 from pgmemory import ConversationStore, PostgresChatMessageHistory
+from pgmemory.langgraph_store import PostgresItemStore
 from pgmemory.memory.base import PostgresChatMemory
 
 MEMORY_MODULE = f"{SUITES[installed_line()][0].distribution.replace('-', '_')}.memory"
@@ -93,7 +94,7 @@ def test_histories_meet_where_theirs_would(replacements: dict[type, type]) -> No
     assert same(InPostgresTable("t", "1"), InPostgresTable("t", "1", sync_connection=object()))
     assert not same(InPostgresTable("t", "1"), InPostgresTable("t", "2"))
     for ours in replacements.values():
-        assert issubclass(ours, PostgresChatMemory | PostgresChatMessageHistory)
+        assert issubclass(ours, PostgresChatMemory | PostgresChatMessageHistory | PostgresItemStore)
 
 
 def test_histories_in_memory_are_equal_when_what_is_stored_is(replacements: dict[type, type]) -> None:

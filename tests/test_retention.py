@@ -278,6 +278,68 @@ def test_fifty_thousand_conversations_are_pruned_beside_writers(
     assert written > 100
 
 
+# Items
+
+
+def expire(admin: Connection, store: ConversationStore, *keys: str) -> None:
+    """Let some items have expired."""
+    ask(
+        admin,
+        "update {schema}.items set expires_at = now() - interval '1 second' where key = any(%(keys)s)",
+        store.schema,
+        keys=list(keys),
+    )
+
+
+def keys(store: ConversationStore, admin: Connection) -> list[str]:
+    """Return the keys of all items that are stored, expired or not."""
+    return [key for (key,) in ask(admin, "select key from {schema}.items order by key", store.schema)]
+
+
+def test_expired_items_are_pruned_in_batches_and_others_kept(
+    store: ConversationStore, admin: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "_BATCH_ITEMS", 2)
+    for key in ("a", "b", "c", "for long", "for ever"):
+        store.items("u").put(("facts",), key, {}, time_to_live=None if key == "for ever" else DAY)
+    expire(admin, store, "a", "b", "c")
+    assert store.prune(dry_run=True) == Pruned(0, 0, 0, 0, 3)
+    batches: list[Pruned] = []
+    assert store.prune(on_batch=batches.append) == Pruned(0, 0, 0, 0, 3)
+    assert [batch.items for batch in batches] == [2, 3]
+    assert keys(store, admin) == ["for ever", "for long"]
+
+
+def test_a_sessions_items_go_with_its_conversation_unless_it_is_held(
+    store: ConversationStore, admin: Connection
+) -> None:
+    for session_id in ("old", "held", "new"):
+        say(store, session_id, "u")
+        store.items("u", session_id=session_id).put(("facts",), f"of {session_id}", {}, time_to_live=DAY)
+    store.items("u").put(("facts",), "of the user", {})
+    store.hold("held", user_id="u")
+    let_pass(admin, store, 31, "old", "held")
+    expire(admin, store, "of held")
+    assert store.prune(older_than=30 * DAY, dry_run=True) == Pruned(1, 4, 0, 1, 1)
+    assert store.prune(older_than=30 * DAY) == Pruned(1, 4, 0, 1, 1)
+    assert keys(store, admin) == ["of held", "of new", "of the user"]
+    assert store.erase_user("u").items == 1
+    assert keys(store, admin) == ["of held"]
+
+
+def test_only_the_tenants_expired_items_are_pruned_unless_all_are_meant(
+    server_dsn: str, store: ConversationStore, admin: Connection
+) -> None:
+    for tenant_id in ("acme", "globex"):
+        with ConversationStore(server_dsn, schema=store.schema, tenant_id=tenant_id) as tenant:
+            tenant.items("u").put(("facts",), tenant_id, {}, time_to_live=DAY)
+    expire(admin, store, "acme", "globex")
+    with ConversationStore(server_dsn, schema=store.schema, tenant_id="acme") as acme:
+        assert acme.prune().items == 1
+    assert keys(store, admin) == ["globex"]
+    assert store.prune(all_tenants=True).items == 1
+
+
 # Holds
 
 
@@ -370,6 +432,7 @@ def trace_of(admin: Connection, schema: str, *texts: str) -> list[str]:
 
 
 def test_erasing_a_user_leaves_no_trace_and_gives_a_receipt(store: ConversationStore, admin: Connection) -> None:
+    store.setup(search=True)
     for session_id in ("secret-a", "secret-b"):
         history = PostgresChatMessageHistory(session_id, store, user_id="secret-user")
         history.add_messages([human("secret-text"), ai("secret-answer")], idempotency_key="secret-key")
@@ -377,20 +440,27 @@ def test_erasing_a_user_leaves_no_trace_and_gives_a_receipt(store: ConversationS
         window = store.read_unsummarized(history.key, budget=100, encoding=None)
         assert window.state is not None
         assert store.record_summary(history.key, content="secret-summary", covers_through=1, state=window.state)
+        store.items("secret-user", session_id=session_id).put(("facts",), "secret-fact", {"text": "secret-item"})
+    for session_id in (None, "without messages"):
+        store.items("secret-user", session_id=session_id).put(("facts",), "secret-fact", {"text": "secret-item"})
     PostgresChatMessageHistory("secret-a", store, user_id="secret-user").for_agent("x").add_messages(dialogue(1))
     say(store, "secret-a", "another")
-    assert trace_of(admin, store.schema, "secret-user") == ["conversations"]
+    store.items("another").put(("facts",), "fact", {"text": "kept"})
+    assert sorted(trace_of(admin, store.schema, "secret-user")) == ["conversations", "items"]
     ids = [str(store.key(session_id, "secret-user").id) for session_id in ("secret-a", "secret-b", "secret-a#agent:x")]
 
     receipt = store.erase_user("secret-user")
 
     assert (receipt.user_id, receipt.session_id, receipt.held) == ("secret-user", None, ())
-    assert {(gone.session_id, gone.messages, gone.summaries) for gone in receipt.conversations} == {
-        ("secret-a", 2, 1),
-        ("secret-a#agent:x", 2, 0),
-        ("secret-b", 2, 1),
+    assert {(gone.session_id, gone.messages, gone.summaries, gone.items) for gone in receipt.conversations} == {
+        ("secret-a", 2, 1, 1),
+        ("secret-a#agent:x", 2, 0, 0),
+        ("secret-b", 2, 1, 1),
     }
-    assert trace_of(admin, store.schema, "secret-user", "secret-text", "secret-note", "secret-summary", *ids) == []
+    assert receipt.items == 2
+    secrets = ("secret-user", "secret-text", "secret-note", "secret-summary", "secret-fact", "secret-item")
+    assert trace_of(admin, store.schema, *secrets, *ids) == []
+    assert store.items("another").get(("facts",), "fact")
     assert len(store.list_messages("secret-a", user_id="another")) == 4
     assert store.erase_user("secret-user").conversations == ()
 
@@ -398,10 +468,15 @@ def test_erasing_a_user_leaves_no_trace_and_gives_a_receipt(store: ConversationS
 def test_erasing_a_session_takes_its_agents_logs_and_nothing_else(store: ConversationStore) -> None:
     for session_id in ("s", "s#agent:a", "s2", "t"):
         say(store, session_id, "u")
+    owners = ["s", "s#agent:a", "s#agent:silent", "s2", None]
+    for owner in owners:
+        store.items("u", session_id=owner).put(("facts",), "fact", {})
     receipt = store.erase_conversation("s", user_id="u")
     assert (receipt.session_id, receipt.user_id) == ("s", "u")
     assert {gone.session_id for gone in receipt.conversations} == {"s", "s#agent:a"}
     assert sessions(store) == ["s2", "t"]
+    assert [owner for owner in owners if store.items("u", session_id=owner).search()] == ["s2", None]
+    assert receipt.items == 1
     # It begins anew, as if it had never been.
     say(store, "s", "u", turns=1)
     assert [message.message_index for message in store.list_messages("s", user_id="u")] == [0, 1]

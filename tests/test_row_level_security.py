@@ -86,13 +86,14 @@ class Tenants(NamedTuple):
 
 
 def converse(store: ConversationStore, session_id: str, text: str) -> None:
-    """Write two turns and a summary."""
+    """Write two turns, a summary and an item."""
     key = store.key(session_id)
     turn = [StoredMessage("human", f"question of {text}"), StoredMessage("ai", f"answer to {text}")]
     store.append(key, turn, write_id=uuid.uuid4())
     window = store.append_and_read_unsummarized(key, turn, write_id=uuid.uuid4(), budget=99, encoding=None)
     assert window.state is not None
     assert store.record_summary(key, content=f"summary of {text}", covers_through=1, state=window.state)
+    store.items("u").put(("facts",), "key", {"text": f"fact of {text}"})
 
 
 @pytest.fixture
@@ -300,6 +301,7 @@ def test_a_cheap_function_in_a_condition_is_shown_no_other_tenants_rows(tenants:
         "conversation_summaries": "content",
         "conversation_keys": "tenant_id",
         "conversation_log": "content || tenant_id",
+        "items": "value::text || tenant_id",
     }
     for relation in RELATIONS:
         query = f"select 1 from {{schema}}.{relation} where leak({columns[relation]})"
@@ -865,7 +867,7 @@ def test_the_command_turns_it_on_and_off_and_status_tells(
     assert json.loads(on("status", "--json").output)["fits"] is False
     applied = [f"{migration.version:04}_{migration.name}" for migration in schema.migrations()]
     first = json.loads(on("init", "--json").output)
-    assert first == {"schema": schema_name, "applied": applied, "row_level_security": "off"}
+    assert first == {"schema": schema_name, "applied": applied, "row_level_security": "off", "search": None}
     for arguments, mode in (([], "setting"), (["roles"], "roles"), (["setting"], "setting"), (["off"], "off")):
         ended = on("init", "--row-level-security", *arguments)
         assert ended == Ended(0, f"row-level security: {mode}\n{ready}", "")
@@ -877,6 +879,7 @@ def test_the_command_turns_it_on_and_off_and_status_tells(
             "pending": [],
             "row_level_security": mode,
             "deviating": [],
+            "search": None,
         }
     ended = on("init", "--row-level-security", "sometimes")
     assert (ended.code, ended.output) == (2, "") and "'off', 'setting', 'roles'" in ended.errors

@@ -7,6 +7,7 @@ import random
 import re
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from pgmemory import (
     ConfigurationError,
     ConversationStore,
     PostgresChatMessageHistory,
+    RecallMemory,
     RelevantTurnMemory,
     StoredMessage,
     SummaryMemory,
@@ -73,7 +75,7 @@ class Party(NamedTuple):
 
 
 def speak(store: ConversationStore, key: ConversationKey, mark: str) -> None:
-    """Store messages, keywords, a summary, metadata and a reason that bear the mark."""
+    """Store messages, keywords, a summary, metadata, a reason and items that bear the mark."""
     history = PostgresChatMessageHistory(key.session_id, store, user_id=key.user_id)
     history.add_messages([HumanMessage(f"refund {mark}"), AIMessage(f"paid {mark}")])
     turn = [StoredMessage("human", f"refund {mark} again"), StoredMessage("ai", f"paid {mark} again")]
@@ -81,6 +83,8 @@ def speak(store: ConversationStore, key: ConversationKey, mark: str) -> None:
     assert window.state is not None
     assert store.record_summary(key, content=f"summary {mark}", covers_through=1, state=window.state)
     store.set_metadata(key.session_id, {"mark": mark}, user_id=key.user_id)
+    store.items(key.user_id).put(("facts",), mark, {"text": f"refund {mark}"})
+    store.items(key.user_id, session_id=key.session_id).put(("facts",), "fact", {"text": f"refund {mark}"})
 
 
 @pytest.fixture(params=["off", "setting", "roles"])
@@ -91,7 +95,7 @@ def parties(
 ) -> Iterator[list[Party]]:
     """Three tenants whose users and sessions have one another's names."""
     mode = request.param
-    store.setup(row_level_security=mode)
+    store.setup(row_level_security=mode, search=True)
     dice = random.Random(f"tenants, {mode}")
     tenants = dice.sample(NAMES, 3)
     if mode == "off":
@@ -161,16 +165,20 @@ OF_CONVERSATION: dict[str, Read] = {
     "read_relevant_turns": lambda store, key: store.read_relevant_turns(key, turns=9, rule=None),
     "read_summary_window": lambda store, key: store.read_summary_window(key, budget=999, encoding=None),
     "read_unsummarized": lambda store, key: store.read_unsummarized(key, budget=999, encoding=None),
+    "recall": lambda store, key: store.recall(key, "refund", k=99, whole_user=False),
     "read_page": lambda store, key: store.read_page(key),
     "read_pages": lambda store, key: list(store.read_pages(key)),
     "follow": lambda store, key: store.follow(key).newest(99),
+    "read_states": lambda store, key: list(store.read_states(key)),
     "get_conversation": lambda store, key: store.get_conversation(key.session_id, user_id=key.user_id),
     "get_metadata": lambda store, key: store.get_metadata(key.session_id, user_id=key.user_id),
+    "items": lambda store, key: store.items(key.user_id, session_id=key.session_id).search(query="refund"),
     "a history": lambda store, key: history(store, key).messages,
     "BufferMemory": lambda store, key: memory(BufferMemory, store, key),
     "TokenWindowMemory": lambda store, key: memory(TokenWindowMemory, store, key),
     "RelevantTurnMemory": lambda store, key: memory(RelevantTurnMemory, store, key, keywords=["refund"]),
     "SummaryMemory": lambda store, key: memory(SummaryMemory, store, key, llm=scripted("unused")),
+    "RecallMemory": lambda store, key: memory(RecallMemory, store, key, recall_from="session"),
 }
 # Of it and of its agents' logs.
 OF_FAMILY: dict[str, Read] = {
@@ -181,6 +189,7 @@ OF_USER: dict[str, Read] = {
     "list_conversations": lambda store, key: store.list_conversations(user_id=key.user_id),
     "follow": lambda store, key: store.follow(user_id=key.user_id).newest(999),
     "search": lambda store, key: store.search("refund", user_id=key.user_id, limit=999),
+    "items": lambda store, key: store.items(key.user_id).search(limit=999),
     "an export": lambda store, key: exported(store, user_id=key.user_id),
 }
 # Of that session id, whoever's in the tenant.
@@ -226,6 +235,7 @@ WITH_KEY: dict[str, Read] = {
     ),
     "record_summary": lambda store, key: store.record_summary(key, content="s", covers_through=1, state="x"),
     "edit_turns": lambda store, key: store.edit_turns(key, [0], lambda turns: Edit((0,))),
+    "fork": lambda store, key: store.fork(key, "a fork"),
     "clear": lambda store, key: store.clear(key),
     "clear_with_agents": lambda store, key: store.clear_with_agents(key),
     "write_entries": lambda store, key: store.write_entries(key, [], is_first=True, is_last=True),
@@ -233,7 +243,7 @@ WITH_KEY: dict[str, Read] = {
         name: OF_CONVERSATION[name]
         for name in (
             *("read_all", "read_last_turns", "read_last_tokens", "read_relevant_turns"),
-            *("read_summary_window", "read_unsummarized", "read_page", "read_pages", "follow"),
+            *("read_summary_window", "read_unsummarized", "read_page", "read_pages", "read_states", "follow", "recall"),
         )
     },
 }
@@ -256,8 +266,21 @@ WRITES_TO_CONVERSATION: dict[str, Read] = {
     "delete_last_turn": lambda store, key: history(store, key).delete_last_turn(),
     "set_metadata": lambda store, key: store.set_metadata(key.session_id, {}, user_id=key.user_id),
     "erase_key": lambda store, key: store.erase_key(key.session_id, user_id=key.user_id),
+    "fork": lambda store, key: fork(store, key),
     "clear": lambda store, key: store.clear(key),
+    "items": lambda store, key: [
+        store.items(key.user_id, session_id=key.session_id).put(("facts",), "another", {}),
+        store.items(key.user_id, session_id=key.session_id).clear(),
+    ],
 }
+
+
+def fork(store: ConversationStore, key: ConversationKey) -> None:
+    """Fork a conversation, if there is one of these names."""
+    with suppress(ConfigurationError):
+        store.fork(key, "a fork of it")
+
+
 WRITES_TO_FAMILY: dict[str, Read] = {
     "set_time_to_live": lambda store, key: store.set_time_to_live(
         key.session_id, timedelta(days=1), user_id=key.user_id
@@ -277,8 +300,13 @@ A_MOMENT = timedelta(microseconds=1)
 def everything(party: Party) -> dict[ConversationKey, object]:
     """All that is stored of a party's conversations, by name."""
     return {
-        key: (party.store.get_conversation(key.session_id, user_id=key.user_id), party.store.read_all(key))
-        for key, _ in party.spoken
+        key: (
+            party.store.get_conversation(key.session_id, user_id=key.user_id),
+            party.store.read_all(key),
+            party.store.items(key.user_id, session_id=key.session_id).search(),
+            party.store.items(key.user_id).get(("facts",), mark),
+        )
+        for key, mark in party.spoken
     }
 
 
@@ -325,6 +353,7 @@ EXCUSED = {
     "key": "no I/O: makes the names that the others are tried with",
     "statistics, prune": "tried above by what they count",
     ", ".join(name for name in vars(TransferOperations) if not name.startswith("_")): "parts of exports and imports",
+    "index_messages": "changes no message",
     "rotate_keys": "changes how keys are wrapped, of every tenant's alike",
 }
 

@@ -32,6 +32,8 @@ TOLD_AS = {
     "find_conversations": {"list_conversations"},
     "read_pages": {"read_page"},
     "require_schema": {"schema_status"},
+    "items": {"get_items"},
+    "fork": {"append", "fork"},
     "follow": {"follow", "newest"},
     "erase_conversation": {"erase"},
     "erase_user": {"erase"},
@@ -75,7 +77,7 @@ def test_rows_are_those_that_were_written_or_read(server_dsn: str, store: Conver
         BufferMemory(session_id="s", store=other, k=2).load_memory_variables({})
         other.clear(other.key("s"))
     assert [(operation.name, operation.rows) for operation in told] == [
-        ("schema_status", 2),
+        ("schema_status", 3),
         ("append", 2),
         ("append", 2),
         ("append", 2),

@@ -6,8 +6,10 @@ Exit codes: 0 done, 1 failed (one line on standard error), 2 wrong usage. No pas
 from __future__ import annotations
 
 from pgmemory.cli import (  # noqa: F401  # registers their commands
+    branching,
     editing,
     explaining,
+    graph,
     keeping,
     keys,
     look,

@@ -40,8 +40,8 @@ def prune(
 ) -> None:
     """Delete idle conversations: those whose time to live has passed, and with --older-than all that are older.
 
-    Works in small batches beside writers, and passes over what is held or in use. It may be stopped at any time;
-    another run goes on.
+    And items that have expired. Works in small batches beside writers, and passes over what is held or in use. It may
+    be stopped at any time; another run goes on.
 
     \b
     Examples:
@@ -96,8 +96,9 @@ def _print_pruned(pruned: Pruned, dry_run: bool, as_json: bool) -> None:
         print_json({"time": _now(), "dry_run": dry_run, **asdict(pruned)})
     else:
         held = f", held and kept: {pruned.held}" if pruned.held else ""
+        items = f", items: {pruned.items}" if pruned.items else ""
         done = "would prune" if dry_run else "pruned"
-        click.echo(f"{_now()} {done} conversations: {pruned.conversations}, messages: {pruned.messages}{held}")
+        click.echo(f"{_now()} {done} conversations: {pruned.conversations}, messages: {pruned.messages}{items}{held}")
 
 
 def _now() -> str:
@@ -199,7 +200,7 @@ def _print_changed(changed: dict[str, Any], as_json: bool, line: str) -> None:
 @json_option
 @with_store
 def erase(store: ConversationStore, session: str | None, user: str | None, yes: bool, as_json: bool) -> None:
-    """Delete a conversation, or all of a user's, without a trace, and print a receipt.
+    """Delete a conversation, or all of a user's, with the items, without a trace, and print a receipt.
 
     A receipt names each conversation and what it held. Ends with 1 if one is held, and so was kept, and if there was
     nothing to erase. Backups, and the server's own files until it has cleaned them up, are another matter: see the
@@ -222,19 +223,20 @@ def erase(store: ConversationStore, session: str | None, user: str | None, yes: 
     gone: list[ErasedConversation] = []
     complete = False
     held: tuple[str, ...] = ()
+    items = 0
     try:
         if session is None:
-            held = store.erase_user(user, on_batch=gone.extend).held
+            erased = store.erase_user(user, on_batch=gone.extend)
         else:
-            held = store.erase_conversation(session, user_id=user, on_batch=gone.extend).held
-        complete = True
+            erased = store.erase_conversation(session, user_id=user, on_batch=gone.extend)
+        held, items, complete = erased.held, erased.items, True
     finally:
         # Also of what was erased before something went wrong: nobody else can tell.
         if complete or gone:
-            _print_receipt(Erased(store.tenant_id, user, session, tuple(gone), held), complete, as_json)
+            _print_receipt(Erased(store.tenant_id, user, session, tuple(gone), held, items), complete, as_json)
     if held:
         raise click.ClickException(f"kept, because they are held: {', '.join(map(repr, held))}")
-    if not gone:
+    if not gone and not items:
         raise click.ClickException("there was nothing to erase")
 
 
@@ -248,4 +250,6 @@ def _print_receipt(erased: Erased, complete: bool, as_json: bool) -> None:
     for gone in erased.conversations:
         click.echo(f"  {one_line(gone.session_id)}: {gone.messages} messages, {gone.summaries} summaries")
     messages = sum(gone.messages for gone in erased.conversations)
-    click.echo(f"conversations: {len(erased.conversations)}, messages: {messages}")
+    items = erased.items + sum(gone.items for gone in erased.conversations)
+    kept = f", items: {items}" if items else ""
+    click.echo(f"conversations: {len(erased.conversations)}, messages: {messages}{kept}")

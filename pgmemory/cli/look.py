@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import timedelta
+from itertools import takewhile
 from typing import Any
 
 import click
@@ -16,7 +17,7 @@ from pgmemory.cli.app import json_option, main, print_json, with_store
 from pgmemory.cli.durations import Duration
 from pgmemory.cli.finding import find_conversation
 from pgmemory.cli.printing import in_utc, new_table, one_line, print_line, print_rich, size, while_read, written_file
-from pgmemory.models import ConversationKey, ConversationRecord, Hit, SearchResult, StoredMessage
+from pgmemory.models import AFTER_ALL, ConversationKey, ConversationRecord, Hit, SearchResult, StoredMessage
 from pgmemory.store import ConversationStore
 
 _all_tenants = click.option("--all-tenants", is_flag=True, help="Those of every tenant.")
@@ -131,6 +132,7 @@ def _short(duration: timedelta) -> str:
 @click.argument("session")
 @click.option("--user", metavar="USER", help="The conversation's user, where several have one of this name.")
 @click.option("--last", type=click.IntRange(min=1), metavar="N", help="Only the last N turns.")
+@click.option("--as-of", type=click.IntRange(min=0), metavar="N", help="As if message N were the last one.")
 @click.option(
     "--html",
     type=click.Path(dir_okay=False, allow_dash=True),
@@ -141,7 +143,13 @@ def _short(duration: timedelta) -> str:
 @with_store
 @while_read
 def show(
-    store: ConversationStore, session: str, user: str | None, last: int | None, html: str | None, as_json: bool
+    store: ConversationStore,
+    session: str,
+    user: str | None,
+    last: int | None,
+    as_of: int | None,
+    html: str | None,
+    as_json: bool,
 ) -> None:
     """Show a conversation: who said what and when, tool calls, and the summary behind the messages that it covers.
 
@@ -151,15 +159,20 @@ def show(
     Examples:
       pgmemory show ticket-42
       pgmemory show ticket-42 --user u7 --last 5
+      pgmemory show ticket-42 --as-of 11
       pgmemory show ticket-42 --html ticket-42.html
     """
     if html and as_json:
         raise click.UsageError("give --html or --json, not both")
     record = find_conversation(store, session, user)
     key = ConversationKey(record.tenant_id, record.user_id, record.session_id)
-    summary = store.read_summary_window(key, budget=0, encoding=None).summary
+    before = AFTER_ALL if as_of is None else min(as_of + 1, AFTER_ALL)
+    summary = store.read_summary_window(key, budget=0, encoding=None, before=before).summary
     messages: Iterable[StoredMessage]
-    messages = store.read_pages(key) if last is None else store.read_last_turns(key, turns=last).messages
+    if last is None:
+        messages = takewhile(lambda message: (message.message_index or 0) < before, store.read_pages(key))
+    else:
+        messages = store.read_last_turns(key, turns=last, before=before).messages
     if as_json:
         print_json({"conversation": asdict(record)})
         if summary is not None:

@@ -21,28 +21,48 @@ from pgmemory.store import ConversationStore
     help="Let PostgreSQL keep tenants apart: by the setting that each store sends (the default of this option), "
     "which protects against mistakes, or by the roles that bind-role binds, whatever SQL they send.",
 )
+@click.option(
+    "--search",
+    is_flag=False,
+    flag_value="",
+    metavar="[LANGUAGE]",
+    help="Let messages be recalled by their words, and index those that are not yet: by a text search configuration of "
+    "PostgreSQL, such as german, or simple for any language. Without LANGUAGE by the one that is there, or english.",
+)
 @json_option
 @with_store
-def init(store: ConversationStore, row_level_security: migrations.RowLevelSecurity | None, as_json: bool) -> None:
+def init(
+    store: ConversationStore,
+    row_level_security: migrations.RowLevelSecurity | None,
+    search: str | None,
+    as_json: bool,
+) -> None:
     """Create the schema or bring it up to date.
 
     Safe to run at any time and from several places at once; does nothing on a schema that is up to date. Row-level
-    security stays as it is unless the option is given.
+    security, and by what messages are recalled, stay as they are unless the options are given.
 
     \b
     Example:
       pgmemory init --dsn postgresql://admin@db/support
       pgmemory init --row-level-security roles --dsn postgresql://admin@db/support
+      pgmemory init --search german --dsn postgresql://admin@db/support
     """
-    applied = store.setup(row_level_security=row_level_security)
+    applied = store.setup(row_level_security=row_level_security, search=True if search == "" else search)
+    if as_json or search is not None:
+        current = store.schema_status()
     if as_json:
-        mode = row_level_security or store.schema_status().row_level_security
-        print_json({"schema": store.schema, "applied": applied, "row_level_security": mode})
+        mode = current.row_level_security
+        print_json(
+            {"schema": store.schema, "applied": applied, "row_level_security": mode, "search": current.search}
+        )
         return
     for name in applied:
         click.echo(f"applied {name}")
     if row_level_security is not None:
         click.echo(f"row-level security: {row_level_security}")
+    if search is not None:
+        click.echo(f"search: {current.search}")
     click.echo(f"schema {store.schema!r} is up to date")
 
 
@@ -50,7 +70,9 @@ def init(store: ConversationStore, row_level_security: migrations.RowLevelSecuri
 @json_option
 @with_store
 def status(store: ConversationStore, as_json: bool) -> None:
-    """Show which migrations were applied, and whether row-level security is on. Writes nothing.
+    """Show which migrations were applied, whether row-level security is on, and by what messages are recalled.
+
+    Writes nothing.
 
     Exits with 1 if the schema does not fit, or if row-level security is on, but not on all tables and views.
 
@@ -69,6 +91,7 @@ def status(store: ConversationStore, as_json: bool) -> None:
                 "pending": pending,
                 "row_level_security": current.row_level_security,
                 "deviating": current.deviating,
+                "search": current.search,
             }
         )
     else:
@@ -88,6 +111,7 @@ def _print_status(current: migrations.SchemaStatus) -> None:
         pending = migration in current.pending
         table.add_row(str(migration.version), migration.name, "pending" if pending else "applied")
     Console().print(table)
+    click.echo(f"search: {current.search or 'off'}")
     but = f", but not so: {', '.join(current.deviating)}" if current.deviating else ""
     click.echo(f"row-level security: {current.row_level_security}{but}")
 

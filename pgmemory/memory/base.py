@@ -312,6 +312,13 @@ class PostgresChatMemory(BaseChatMemory):
         """
         return self.model_copy(update={"chat_memory": self.chat_memory.for_agent(name)})
 
+    def as_of(self: Memory, message_index: int) -> Memory:
+        """Return this view of the conversation as it was when a message was the last one, to be read only. No I/O.
+
+        Saving into it raises ConfigurationError. See `PostgresChatMessageHistory.as_of`.
+        """
+        return self.model_copy(update={"chat_memory": self.chat_memory.as_of(message_index)})
+
     # For the memories of this package
 
     @property

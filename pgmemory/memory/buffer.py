@@ -24,11 +24,11 @@ class BufferMemory(PostgresChatMemory):
 
     def _select(self, inputs: dict[str, Any]) -> Selection:
         """Return the last `k` turns, or everything. One round trip; reads no older row."""
-        key = self.chat_memory.key
+        key, before = self.chat_memory.key, self.chat_memory.before
         if self.k is None:
-            preamble, turns = split_turns([to_logged(stored) for stored in self._store.read_all(key)])
+            preamble, turns = split_turns([to_logged(stored) for stored in self._store.read_all(key, before=before)])
             return Selection(shown_preamble(preamble), [*map(shown, turns)])
-        window = to_logged_window(self._store.read_last_turns(key, turns=self.k))
+        window = to_logged_window(self._store.read_last_turns(key, turns=self.k, before=before))
         _, turns = split_turns(window.messages)
         last = turns[len(turns) - self.k :] if self.k < len(turns) else turns
         return Selection(window.system, [*map(shown, last)])

@@ -118,7 +118,8 @@ def explain_memory(memory: Explainable, inputs: dict[str, Any]) -> Explanation:
     for _ in range(_TRIES):
         memory._noted = []
         before = history.store.get_conversation(history.session_id, user_id=history.user_id)
-        log = [_counted(to_logged(each, counter.encoding), counter) for each in history.store.read_all(history.key)]
+        records = history.store.read_all(history.key, before=history.before)
+        log = [_counted(to_logged(each, counter.encoding), counter) for each in records]
         messages = list(memory.select_messages(inputs))
         if history.store.get_conversation(history.session_id, user_id=history.user_id) == before:
             return _Explaining(type(memory).__name__, counter, log, messages, memory._noted).explanation()
@@ -144,8 +145,10 @@ class _Explaining:
         # Of several choices, as only memories of one's own make them, the last one explains what is left out.
         self._choice = choices[-1] if choices else None
         self._chosen = [logged for _, each in choices for logged in chain(each.head, *each.turns)]
-        self._chosen_indexes = {each.message_index for each in self._chosen if not isinstance(each, SummaryMessage)}
+        self._elsewhere = {place: session for _, each in choices for place, session in each.elsewhere.items()}
         self._summaries = {id(each.message): each for each in self._chosen if isinstance(each, SummaryMessage)}
+        self._not_of_log = self._elsewhere.keys() | self._summaries.keys()
+        self._chosen_indexes = {each.message_index for each in self._chosen if id(each.message) not in self._not_of_log}
         self._covered = max((each.message_index for each in self._summaries.values()), default=-1)
         self._places = self._places_of_shown()
 
@@ -181,7 +184,7 @@ class _Explaining:
         Where it is not the very object that was chosen, the newest equal one of the log is meant.
         """
         of_object = {
-            id(each.message): each.message_index for each in self._chosen if id(each.message) not in self._summaries
+            id(each.message): each.message_index for each in self._chosen if id(each.message) not in self._not_of_log
         }
         places = [of_object.get(id(message)) for message in self._shown]
         used: set[int] = set()
@@ -196,7 +199,7 @@ class _Explaining:
                 equals[text_with_calls(logged.message)].append(logged)
         for place in range(len(places) - 1, -1, -1):
             message = self._shown[place]
-            if places[place] is None and id(message) not in self._summaries and id(message) not in of_object:
+            if places[place] is None and id(message) not in self._not_of_log and id(message) not in of_object:
                 candidates = equals[text_with_calls(message)]
                 found = next((each for each in reversed(candidates) if each.message == message), None)
                 if found is not None:
@@ -261,12 +264,11 @@ class _Explaining:
     # What the memory adds, and tokens
 
     def _added(self, message: BaseMessage) -> ExplainedMessage:
-        summary = self._summaries.get(id(message))
-        verdict = (
-            Verdict("added", f"Added by {self._memory}.select_messages.")
-            if summary is None
-            else Verdict("summary", f"The summary of what was said up to message {summary.message_index}.")
-        )
+        verdict = Verdict("added", f"Added by {self._memory}.select_messages.")
+        if (summary := self._summaries.get(id(message))) is not None:
+            verdict = Verdict("summary", f"The summary of what was said up to message {summary.message_index}.")
+        elif (session_id := self._elsewhere.get(id(message))) is not None:
+            verdict = Verdict("added", f"Recalled from session {session_id!r}.")
         return _explained(message, _count_one(self._counter, message), verdict)
 
     def _tokens_of_all(self, messages: list[ExplainedMessage]) -> int:

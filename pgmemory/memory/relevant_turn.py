@@ -100,8 +100,9 @@ class RelevantTurnMemory(TokenLimitMemory):
     def _found(self, turn: Turn) -> Sequence[str] | None:
         """Return what `_judge` says of a turn, or said of it when it was stored."""
         rule = self._fingerprint
-        # What was added to a turn after it was judged bears no verdict.
-        if rule is not None and all(logged.judged_by == rule for logged in turn):
+        # What was added to a turn after it was judged bears no verdict. And as of a message, the last turn may go on.
+        is_whole = turn[-1].message_index < self.chat_memory.before - 1
+        if rule is not None and is_whole and all(logged.judged_by == rule for logged in turn):
             return turn[0].tags
         return self._judge([logged.message for logged in turn])
 

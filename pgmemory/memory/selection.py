@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
 from langchain_core.messages import BaseMessage
@@ -27,11 +27,13 @@ class Selection:
         head: What stands before the turns.
         turns: The turns as they are shown, oldest first; empty ones for turns of which nothing is shown.
         limit: The token limit that they were chosen by, or a function of the head's tokens that returns it.
+        elsewhere: By the `id` of each message that is not of this conversation's log: the session id of its own.
     """
 
     head: list[LoggedMessage]
     turns: list[Turn]
     limit: int | Callable[[int], int] | None = None
+    elsewhere: Mapping[int, str] = field(default_factory=dict)
 
 
 Code = Literal[

@@ -106,6 +106,7 @@ class SummaryMemory(TokenLimitMemory):
                 stays folded.
             StoreError: The database refused or could not be reached.
         """
+        self.chat_memory.check_writable()
         return self._fold(self._read_unsummarized(self._page_budget))
 
     async def afold(self) -> bool:

@@ -78,14 +78,14 @@ class TokenLimitMemory(PostgresChatMemory):
         return longest_suffix(turns, lambda some: self._count([head, *some]) <= limit)
 
     def _pages(self, read: Callable[[int, int], Window], size: int, *, counted: bool = True) -> Iterator[LoggedWindow]:
-        """Read a log from its end, page after page, each twice as large as the one before.
+        """Read what the history shows of a log from its end, page after page, each twice as large as the one before.
 
         Args:
             read: Reads one page, given its size and the index above its newest message.
             size: Size of the first page, from 1.
             counted: Give each message its token count.
         """
-        before = AFTER_ALL
+        before = self.chat_memory.before
         while True:
             stored = read(size, before)
             window = self._counted(stored) if counted else to_logged_window(stored)

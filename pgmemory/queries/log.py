@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pgmemory.queries.parts import MESSAGE, READ_COMMITTED
+from pgmemory.queries.recall import INDEX_STORED
 
 # Give the first number, or no row where new content must be encrypted with another key, or must not be, or where
 # another tenant's row stands in the place of the conversation's.
@@ -53,18 +54,29 @@ from conversation,
      unnest(%(roles)s::text[], %(contents)s::text[], %(additional_kwargs)s::text[], %(extras)s::text[],
             %(token_counts)s::int[], %(token_encodings)s::text[])
          with ordinality as m (role, content, additional_kwargs, extra, token_count, token_encoding, position)
-returning message_index;
 """
+_RETURNING = "returning message_index;\n"
 
-APPEND = READ_COMMITTED + _MAKE_OR_LOCK + _INSERT_MESSAGES
+APPEND = READ_COMMITTED + _MAKE_OR_LOCK + _INSERT_MESSAGES + _RETURNING
 """Append messages in clear text and hand out their numbers, which are returned; none if the conversation is encrypted.
 Where this write is already there, fails on an index whose name contains WRITE_ID_COLUMN: its own, or one of those that
 a partition or a shard has instead."""
 
-APPEND_WITH_NEW_KEY = READ_COMMITTED + _MAKE_OR_LOCK + _STORE_KEY + _INSERT_MESSAGES
+APPEND_AND_INDEX = (
+    READ_COMMITTED
+    + _MAKE_OR_LOCK
+    + f""",
+stored as ({_INSERT_MESSAGES}returning conversation_id, message_index, tenant_id, role, content),
+indexed as ({INDEX_STORED})
+select message_index from stored;
+"""
+)
+"""As APPEND, with the words by which the messages are recalled."""
+
+APPEND_WITH_NEW_KEY = READ_COMMITTED + _MAKE_OR_LOCK + _STORE_KEY + _INSERT_MESSAGES + _RETURNING
 """As APPEND, encrypted with a key that becomes the conversation's; nothing is written if it has one."""
 
-APPEND_WITH_KEY = READ_COMMITTED + _LOCK_WITH_KEY + _INSERT_MESSAGES
+APPEND_WITH_KEY = READ_COMMITTED + _LOCK_WITH_KEY + _INSERT_MESSAGES + _RETURNING
 """As APPEND, encrypted with the conversation's key; nothing is written if that is another one by now."""
 
 WRITE_ID_COLUMN = "write_id"
@@ -154,6 +166,6 @@ statement that locks several conversations, and so not one for distributed Postg
 READ_ALL = f"""
 select {MESSAGE}
 from {{schema}}.conversation_messages m
-where m.conversation_id = %(id)s
+where m.conversation_id = %(id)s and m.message_index < %(before)s
 order by m.message_index;
 """

@@ -82,6 +82,56 @@ from {{schema}}.conversations c
 where {_IDLE};
 """
 
+_OF_HELD = "exists (select from {schema}.conversations h where h.id = i.owner_id and h.held_at is not null)"
+_EXPIRED = f"""i.expires_at <= statement_timestamp() and (%(tenant_id)s::text is null or i.tenant_id = %(tenant_id)s)
+      and not {_OF_HELD}"""
+
+COUNT_ITEMS = f"""
+select count(*) from {{schema}}.items i
+where {_EXPIRED}
+   or i.owner_id in (select c.id from {{schema}}.conversations c where not {_HELD} and {_IDLE});
+"""
+"""Count the items that pruning would delete: expired ones, and those of idle conversations."""
+
+DELETE_EXPIRED_ITEMS = (
+    READ_COMMITTED
+    + f"""
+with expired as materialized (
+    select i.tenant_id, i.owner_id, i.namespace, i.key
+    from {{schema}}.items i
+    where {_EXPIRED}
+    order by i.expires_at
+    limit %(limit)s
+    for update skip locked
+)
+delete from {{schema}}.items i using expired e
+where (i.tenant_id, i.owner_id, i.namespace, i.key) = (e.tenant_id, e.owner_id, e.namespace, e.key)
+returning 1;
+"""
+)
+"""Delete expired items, those first that expired first, without waiting for those that are in use."""
+
+DELETE_ITEMS_OF_USER = (
+    READ_COMMITTED
+    + f"""
+delete from {{schema}}.items i
+where i.tenant_id = %(tenant_id)s and i.user_id = %(user_id)s and not {_OF_HELD}
+returning 1;
+"""
+)
+
+DELETE_ITEMS_OF_FAMILY = (
+    READ_COMMITTED
+    + f"""
+delete from {{schema}}.items i
+where i.tenant_id = %(tenant_id)s and i.user_id = %(user_id)s
+  and (i.session_id = %(session_id)s or starts_with(i.session_id, %(session_id)s || %(before_agent)s))
+  and not {_OF_HELD}
+returning 1;
+"""
+)
+"""Delete the items of a session, and of agents beside it, also where it has no conversation."""
+
 
 def _held(which: str) -> str:
     return f"select c.session_id from {{schema}}.conversations c where {_HELD} and {which} order by c.session_id;"
@@ -98,12 +148,18 @@ with messages as (
 summaries as (
     delete from {schema}.conversation_summaries where conversation_id = any(%(ids)s::uuid[]) returning conversation_id
 ),
+items as (
+    delete from {schema}.items i using {schema}.conversations c
+    where c.id = any(%(ids)s::uuid[]) and i.tenant_id = c.tenant_id and i.owner_id = c.id
+    returning i.owner_id
+),
 gone as (
     delete from {schema}.conversations where id = any(%(ids)s::uuid[]) returning id, session_id
 )
 select gone.session_id,
        (select count(*) from messages where conversation_id = gone.id),
-       (select count(*) from summaries where conversation_id = gone.id)
+       (select count(*) from summaries where conversation_id = gone.id),
+       (select count(*) from items where owner_id = gone.id)
 from gone
 order by gone.session_id;
 """

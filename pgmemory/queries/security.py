@@ -12,8 +12,17 @@ from typing import Any
 from pgmemory.queries.parts import TENANT_SETTING
 
 # A migration that adds a table or a view adds its name to one of these.
-TABLES = ("conversations", "conversation_messages", "conversation_summaries", "conversation_keys")
+TABLES = (
+    "conversations",
+    "conversation_messages",
+    "conversation_summaries",
+    "conversation_keys",
+    "items",
+)
 """The tables with a tenant, in the order in which they are locked: conversations first, as writers do."""
+
+TABLES_IF_ASKED_FOR = ("message_terms",)
+"""Those that are made where messages are recalled by their words."""
 
 VIEWS = ("conversation_log",)
 
@@ -28,7 +37,7 @@ def parameters(schema: str) -> dict[str, Any]:
     """Return the parameters that name pgmemory's own tables and views."""
     return {
         "schema": schema,
-        "tables": list(TABLES),
+        "tables": [*TABLES, *TABLES_IF_ASKED_FOR],
         "views": list(VIEWS),
         "tables_of_the_owner": list(TABLES_OF_THE_OWNER),
     }

@@ -8,10 +8,16 @@ from pgmemory.queries.parts import MESSAGE, READ_COMMITTED, sealed_with
 # are touched than the window holds, whatever the planner believes. Its answer joins up to four parts.
 PART_PREAMBLE, PART_SUMMARY, PART_WINDOW, PART_STATE = range(4)
 
-_PREAMBLE_SYSTEM = f"""
+# Of windows that end before a message. A page never begins within the preamble, which so stands in each of them.
+_BEFORE = "{row} < %(before)s"
+_ALL = "true"
+
+
+def _preamble_system(bound: str) -> str:
+    return f"""
 select {PART_PREAMBLE} as part, false as done, {MESSAGE}
 from {{schema}}.conversation_messages m
-where m.conversation_id = %(id)s and m.role = 'system'
+where m.conversation_id = %(id)s and m.role = 'system' and {bound.format(row="m.message_index")}
   -- As a subselect: the planner takes coalesce() for a function that may leak rows, so behind a policy not by index.
   and m.message_index < (select coalesce(
       (select h.message_index from {{schema}}.conversation_messages h
@@ -19,14 +25,17 @@ where m.conversation_id = %(id)s and m.role = 'system'
       2147483647))
 """
 
-_SUMMARY = f"""
+
+def _summary(bound: str) -> str:
+    return f"""
 select {PART_SUMMARY} as part, false as done, * from (
     select 'summary', s.content, null::text, null::text, null::text[], null::text, null::int, null::text,
            s.covers_through, s.created_at, {sealed_with("s")}
     from {{schema}}.conversation_summaries s
-    where s.conversation_id = %(id)s
+    where s.conversation_id = %(id)s and {bound.format(row="s.covers_through")}
     order by s.covers_through desc limit 1) s
 """
+
 
 # What must still be so when a summary takes effect: the conversation was not made anew, nothing of it was cleared,
 # deleted or replaced, no other summary came first, and its key, if it has one, is the same.
@@ -47,6 +56,24 @@ where c.id = %(id)s
 """
 
 _AFTER_SUMMARY = "(select c.summarized_through from {schema}.conversations c where c.id = %(id)s)"
+
+
+def newest_summary_below(index: str) -> str:
+    """Return the expression of what summaries cover in conversation `c`, taking into account those below a message.
+
+    That is what its row says, unless that lies beyond; what was cleared then lies beyond, too.
+
+    Args:
+        index: The expression of the message's number.
+    """
+    return f"""case when c.summarized_through < {index} then c.summarized_through
+                else coalesce((select max(s.covers_through) from {{schema}}.conversation_summaries s
+                               where s.conversation_id = %(id)s and s.covers_through < {index}), -1) end"""
+
+
+_AFTER_SUMMARY_BEFORE = (
+    f"(select {newest_summary_below('%(before)s')} from {{schema}}.conversations c where c.id = %(id)s)"
+)
 
 # A message without a count of this encoding is taken for fewer tokens than it has (4 around it and one for eight
 # bytes), so that a page is rather too long than too short; the reader counts it and asks for another page if need be.
@@ -90,32 +117,36 @@ _UNION = "\nunion all\n"
 _IN_ORDER = "\norder by part, message_index;\n"
 _TOKENS_PASSED = "(total.total > %(budget)s and m.role = 'human')"
 
-READ_LAST_TURNS = (
-    steps(bound="m.message_index < %(before)s", adds="(m.role = 'human')::int", done="total.total >= %(turns)s")
-    + _UNION.join([_WINDOW, _PREAMBLE_SYSTEM])
-    + _IN_ORDER
+STEP_LAST_TURNS = steps(
+    bound="m.message_index < %(before)s", adds="(m.role = 'human')::int", done="total.total >= %(turns)s"
 )
+WINDOW_AND_PREAMBLE = _UNION.join([_WINDOW, _preamble_system(_BEFORE)])
+
+READ_LAST_TURNS = STEP_LAST_TURNS + WINDOW_AND_PREAMBLE + _IN_ORDER
 """The last `turns` turns before message `before`, and the preamble's system messages."""
 
 READ_LAST_TOKENS = (
     steps(bound="m.message_index < %(before)s", adds=_COST, done=_TOKENS_PASSED)
-    + _UNION.join([_WINDOW, _PREAMBLE_SYSTEM])
+    + _UNION.join([_WINDOW, _preamble_system(_BEFORE)])
     + _IN_ORDER
 )
 """The last turns before message `before` until they pass `budget` tokens, and the preamble's system messages."""
 
 READ_SUMMARY_WINDOW = (
     steps(
-        bound=f"m.message_index < %(before)s and m.message_index > {_AFTER_SUMMARY}", adds=_COST, done=_TOKENS_PASSED
+        bound=f"m.message_index < %(before)s and m.message_index > {_AFTER_SUMMARY_BEFORE}",
+        adds=_COST,
+        done=_TOKENS_PASSED,
     )
-    + _UNION.join([_WINDOW, _PREAMBLE_SYSTEM, _SUMMARY])
+    + _UNION.join([_WINDOW, _preamble_system(_BEFORE), _summary(_BEFORE)])
     + _IN_ORDER
 )
-"""As READ_LAST_TOKENS, but only turns that no summary covers, and the newest summary."""
+"""As READ_LAST_TOKENS, but only turns that no summary covers, and the newest summary: of those that cover only what
+stands before message `before`."""
 
 READ_UNSUMMARIZED = (
     steps(bound=f"m.message_index > {_AFTER_SUMMARY}", adds=_COST, done=_TOKENS_PASSED, newest_first=False)
-    + _UNION.join([_WINDOW, _PREAMBLE_SYSTEM, _SUMMARY, _STATE])
+    + _UNION.join([_WINDOW, _preamble_system(_ALL), _summary(_ALL), _STATE])
     + _IN_ORDER
 )
 """The oldest turns that no summary covers until they pass `budget` tokens, with all that RECORD_SUMMARY compares."""
@@ -148,7 +179,7 @@ with recursive step as (
     where not step.done
 )
 """
-    + _UNION.join([f"{_WINDOW} where m.turn not in (select turn from step where skipped)", _PREAMBLE_SYSTEM])
+    + _UNION.join([f"{_WINDOW} where m.turn not in (select turn from step where skipped)", _preamble_system(_BEFORE)])
     + _IN_ORDER
 )
 """As READ_LAST_TURNS, without the turns that `rule` is known to find irrelevant."""

@@ -6,10 +6,13 @@ one round trip and one transaction unless it says otherwise, and may be called f
 
 from __future__ import annotations
 
+from pgmemory.store.branching import BranchingOperations
 from pgmemory.store.conversations import ConversationOperations
 from pgmemory.store.editing import EditingOperations
 from pgmemory.store.inspection import InspectionOperations
+from pgmemory.store.items import ItemOperations
 from pgmemory.store.log import LogOperations
+from pgmemory.store.recall import RecallOperations
 from pgmemory.store.retention import RetentionOperations
 from pgmemory.store.tenants import TenantOperations
 from pgmemory.store.transfer import TransferOperations
@@ -20,7 +23,10 @@ class ConversationStore(
     ConversationOperations,
     InspectionOperations,
     RetentionOperations,
+    ItemOperations,
     EditingOperations,
+    BranchingOperations,
+    RecallOperations,
     TransferOperations,
     TenantOperations,
 ):

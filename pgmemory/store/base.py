@@ -81,6 +81,7 @@ class StoreBase:
         )
         self._server_seconds = _SHARE_OF_THE_SERVER * query_timeout_seconds
         self._schema_fits = False
+        self._search: str | None = None
         self._server: LocalServer | None = None
         self._workers = Workers(self._database.max_connections)
 
@@ -109,7 +110,9 @@ class StoreBase:
             raise
         return store
 
-    def setup(self, *, row_level_security: schema.RowLevelSecurity | None = None) -> list[str]:
+    def setup(
+        self, *, row_level_security: schema.RowLevelSecurity | None = None, search: str | bool | None = None
+    ) -> list[str]:
         """Create the schema or bring it up to date; return the names of the migrations that this call applied.
 
         Idempotent, and safe when any number of processes start at once. On a schema that is up to date it writes
@@ -121,9 +124,14 @@ class StoreBase:
                 protects against mistakes; ``"roles"``: a database role sees the tenant that `bind_role` gave it,
                 whatever SQL it sends; ``"off"``: neither. None leaves it as it is. Waits until no transaction uses
                 the tables, and keeps others waiting meanwhile. Needs PostgreSQL 15 and the tables' owner.
+            search: Let messages in clear text be recalled by their words: the name of the text search configuration
+                that makes them, such as ``"german"``, or ``"simple"`` for any language; True for the one that is there,
+                or ``"english"``. What is stored already is indexed as by `index_messages`, in batches. Another
+                configuration than before means indexing anew. Stores that were in use before do not index what they
+                write: make them anew, then set up again. None leaves it as it is.
 
         Raises:
-            ConfigurationError: There is no such row-level security.
+            ConfigurationError: There is no such row-level security or text search configuration.
             SchemaError: A newer pgmemory has changed the schema so that this version no longer works on it, this role
                 may not change it, or the server is too old for row-level security.
             StoreError: A migration failed (nothing of it is left) or the database could not be reached.
@@ -131,8 +139,13 @@ class StoreBase:
         applied, current = schema.apply(self._database, self.schema)
         if row_level_security is not None:
             schema.secure(self._database, self.schema, row_level_security)
+        self._search = current.search
+        if search is not None:
+            self._search = schema.make_searchable(self._database, self.schema, search)
         # Else the first operation looks whether this store's tenant is let in.
         self._schema_fits = (row_level_security or current.row_level_security) == "off"
+        if search is not None:
+            self._index_after_setup()
         return [f"{step.version:04}_{step.name}" for step in applied]
 
     def schema_status(self) -> schema.SchemaStatus:
@@ -185,7 +198,7 @@ class StoreBase:
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy or a pickle carries configuration, no connections; the embedded server is the original's to stop.
-        return self.__dict__ | {"_server": None, "_schema_fits": False}
+        return self.__dict__ | {"_server": None, "_schema_fits": False, "_search": None}
 
     def __repr__(self) -> str:
         if "_database" not in self.__dict__:
@@ -240,7 +253,16 @@ class StoreBase:
             raise
 
     def _check_schema(self) -> None:
-        schema.check(self._database, self.schema, self.tenant_id)
+        self._search = schema.check(self._database, self.schema, self.tenant_id)
+
+    def _if_searched(self, statement: str) -> str:
+        """Return a statement that keeps the words of messages, or an empty one where the schema has none."""
+        with self._fitting_schema():
+            return statement if self._search is not None else ""
+
+    def _index_after_setup(self) -> None:
+        """Index what was stored before `setup` made it possible; see `RecallOperations`."""
+        raise NotImplementedError
 
     def _scope(self, all_tenants: bool) -> str | None:
         """Return the tenant that an operation is about, None for all of them, which takes a round trip to allow.

@@ -99,9 +99,10 @@ class LogOperations(EncryptionOperations):
         """Return a whole conversation's messages as records, oldest first; empty if there is no such conversation."""
         return self.read_all(self.key(session_id, user_id))
 
-    def read_all(self, key: ConversationKey) -> list[StoredMessage]:
-        """Return all messages of a conversation, oldest first."""
-        return self._to_messages(key, self._read_rows("read_all", log.READ_ALL, {"id": str(self._own(key).id)}))
+    def read_all(self, key: ConversationKey, *, before: int = AFTER_ALL) -> list[StoredMessage]:
+        """Return all messages of a conversation before message `before`, oldest first."""
+        parameters = {"id": str(self._own(key).id), "before": before}
+        return self._to_messages(key, self._read_rows("read_all", log.READ_ALL, parameters))
 
     def read_last_turns(self, key: ConversationKey, *, turns: int, before: int = AFTER_ALL) -> Window:
         """Read the last `turns` turns before message `before`. Touches no older row."""
@@ -158,7 +159,10 @@ class LogOperations(EncryptionOperations):
     def read_summary_window(
         self, key: ConversationKey, *, budget: int, encoding: str | None, before: int = AFTER_ALL
     ) -> Window:
-        """Read the newest summary and, as `read_last_tokens` does, the last turns that it does not cover."""
+        """Read the newest summary and, as `read_last_tokens` does, the last turns that it does not cover.
+
+        The newest that covers only what stands before message `before`.
+        """
         return self._read_tokens("read_summary_window", windows.READ_SUMMARY_WINDOW, key, budget, encoding, before)
 
     def read_unsummarized(self, key: ConversationKey, *, budget: int, encoding: str | None) -> Window:

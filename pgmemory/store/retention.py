@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -18,8 +19,11 @@ from pgmemory.store.base import FIRST_ID, StoreBase
 # it locks is locked for a fraction of a second.
 _BATCH_CONVERSATIONS = 100
 _BATCH_MESSAGES = 5_000
+_BATCH_ITEMS = 1_000
 # A conversation of millions of messages is deleted in one statement.
 _STATEMENT_SECONDS = 3600.0
+# Meanwhile a fork, or a new conversation, may have come whose id was passed already.
+_PASSES = 5
 
 
 class RetentionOperations(StoreBase):
@@ -50,9 +54,7 @@ class RetentionOperations(StoreBase):
         parameters = self._family(session_id, user_id) | {"reason": None if reason is None else readable(reason)}
         return self._session_ids("hold", retention.HOLD, parameters)
 
-    def release(
-        self, session_id: str | int | uuid.UUID, *, user_id: str | int | uuid.UUID | None = None
-    ) -> list[str]:
+    def release(self, session_id: str | int | uuid.UUID, *, user_id: str | int | uuid.UUID | None = None) -> list[str]:
         """End what `hold` began; return the session ids that were held."""
         return self._session_ids("release", retention.RELEASE, self._family(session_id, user_id))
 
@@ -85,7 +87,8 @@ class RetentionOperations(StoreBase):
         dry_run: bool = False,
         on_batch: Callable[[Pruned], object] | None = None,
     ) -> Pruned:
-        """Delete idle conversations: those whose time to live has passed since their last turn, or `older_than` has.
+        """Delete idle conversations, those whose time to live has passed since their last turn, or `older_than` has,
+        with the items of their sessions; and all items that have expired.
 
         In batches, each a transaction of its own that takes a fraction of a second: a call that ends early has deleted
         whole conversations, and another one goes on. A conversation that is in use is not waited for, and one that
@@ -110,7 +113,10 @@ class RetentionOperations(StoreBase):
             "prune", lambda execute: execute(retention.COUNT_IDLE, parameters)[0], seconds=_STATEMENT_SECONDS
         )
         if dry_run:
-            return Pruned(conversations, messages, summaries, held)
+            ((items,),) = self._transact(
+                "prune", lambda execute: execute(retention.COUNT_ITEMS, parameters), seconds=_STATEMENT_SECONDS
+            )
+            return Pruned(conversations, messages, summaries, held, items)
         pruned = Pruned(0, 0, 0, held)
 
         def count(batch: list[ErasedConversation]) -> None:
@@ -120,11 +126,16 @@ class RetentionOperations(StoreBase):
                 pruned.messages + sum(gone.messages for gone in batch),
                 pruned.summaries + sum(gone.summaries for gone in batch),
                 held,
+                pruned.items + sum(gone.items for gone in batch),
             )
             if on_batch is not None:
                 on_batch(pruned)
 
         self._delete_batches("prune", retention.LOCK_IDLE, parameters, count)
+        while expired := self._execute("prune", retention.DELETE_EXPIRED_ITEMS, parameters | {"limit": _BATCH_ITEMS}):
+            pruned = replace(pruned, items=pruned.items + len(expired))
+            if on_batch is not None:
+                on_batch(pruned)
         return pruned
 
     def erase_conversation(
@@ -134,7 +145,7 @@ class RetentionOperations(StoreBase):
         user_id: str | int | uuid.UUID | None = None,
         on_batch: Callable[[Sequence[ErasedConversation]], object] | None = None,
     ) -> Erased:
-        """Delete a conversation and the logs that agents keep beside it, without a trace in the database.
+        """Delete a conversation, the logs that agents keep beside it and its items, without a trace in the database.
 
         Unlike `clear` it also deletes the conversation itself: its names, metadata and numbering.
 
@@ -149,8 +160,7 @@ class RetentionOperations(StoreBase):
         parameters = self._family(session_id, user_id)
         return self._erase(
             parameters,
-            retention.LOCK_FAMILY,
-            retention.HELD_OF_FAMILY,
+            (retention.LOCK_FAMILY, retention.DELETE_ITEMS_OF_FAMILY, retention.HELD_OF_FAMILY),
             on_batch,
             user_id=parameters["user_id"],
             session_id=parameters["session_id"],
@@ -162,7 +172,7 @@ class RetentionOperations(StoreBase):
         *,
         on_batch: Callable[[Sequence[ErasedConversation]], object] | None = None,
     ) -> Erased:
-        """Delete all conversations of a user of this tenant, without a trace in the database.
+        """Delete all conversations and items of a user of this tenant, without a trace in the database.
 
         In batches, each a transaction of its own: if it ends early, call it again.
 
@@ -171,25 +181,26 @@ class RetentionOperations(StoreBase):
             on_batch: As of `erase_conversation`.
 
         Returns:
-            A receipt. Held conversations are kept, and named in it.
+            A receipt. Held conversations are kept with the items of their sessions, and named in it.
 
         Raises:
             ConfigurationError: No user is named.
         """
         user = indexed_id("user_id", user_id)
         parameters = {"tenant_id": self.tenant_id, "user_id": user, "before_agent": BEFORE_AGENT}
-        return self._erase(parameters, retention.LOCK_USER, retention.HELD_OF_USER, on_batch, user_id=user)
+        statements = (retention.LOCK_USER, retention.DELETE_ITEMS_OF_USER, retention.HELD_OF_USER)
+        return self._erase(parameters, statements, on_batch, user_id=user)
 
     def _erase(
         self,
         parameters: dict[str, Any],
-        lock: str,
-        held: str,
+        statements: tuple[str, str, str],
         on_batch: Callable[[Sequence[ErasedConversation]], object] | None,
         *,
         user_id: str,
         session_id: str | None = None,
     ) -> Erased:
+        lock, delete_items, held = statements
         erased: list[ErasedConversation] = []
 
         def note(batch: list[ErasedConversation]) -> None:
@@ -197,9 +208,14 @@ class RetentionOperations(StoreBase):
             if on_batch is not None:
                 on_batch(batch)
 
-        self._delete_batches("erase", lock, parameters, note)
+        for _ in range(_PASSES):
+            before = len(erased)
+            self._delete_batches("erase", lock, parameters, note)
+            if len(erased) == before:
+                break
+        items = self._transact("erase", lambda execute: execute(delete_items, parameters), seconds=_STATEMENT_SECONDS)
         kept = self._session_ids("erase", held, parameters)
-        return Erased(self.tenant_id, user_id, session_id, tuple(erased), tuple(kept))
+        return Erased(self.tenant_id, user_id, session_id, tuple(erased), tuple(kept), len(items))
 
     def _delete_batches(
         self,

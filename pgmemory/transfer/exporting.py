@@ -86,7 +86,7 @@ def export_conversations(
     passed = 0
     if format == "jsonl":
         file.write(to_line({"format": FORMAT, "version": VERSION}))
-    for id in _ids(store, scope):
+    for id in conversation_ids(store, scope):
         snapshot = store.read_snapshot(scope, id)
         if snapshot is None:
             continue
@@ -109,6 +109,14 @@ def export_conversations(
     return report
 
 
+def conversation_ids(store: ConversationStore, scope: Scope) -> Iterator[str]:
+    """Yield the ids of a scope's conversations, in order; read in pages."""
+    after = FIRST_ID
+    while ids := store.read_ids(scope, after):
+        yield from ids
+        after = ids[-1]
+
+
 def to_line(value: Any) -> bytes:
     """Return a line of JSON Lines."""
     return _to_json(value) + b"\n"
@@ -122,13 +130,6 @@ def to_time(time: datetime | None) -> str | None:
 def _to_json(value: Any) -> bytes:
     # Half a surrogate pair becomes what it is in JSON: an escape.
     return json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace")
-
-
-def _ids(store: ConversationStore, scope: Scope) -> Iterator[str]:
-    after = FIRST_ID
-    while ids := store.read_ids(scope, after):
-        yield from ids
-        after = ids[-1]
 
 
 def _write_exactly(file: BinaryIO, snapshot: Snapshot, pages: Iterator[list[Entry]], report: ExportReport) -> None:

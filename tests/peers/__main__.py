@@ -29,7 +29,7 @@ from documents import with_section
 from peers.excused import EXCUSED
 from peers.outcomes import FileOutcome, Outcome, section, table, wrong
 from peers.plugin import DSN
-from peers.suites import FOLDER, SUITES, Suite, installed_line, unpacked
+from peers.suites import SUITES, Suite, installed_line, unpacked
 from psycopg2.extensions import parse_dsn
 
 from pgmemory.embedded import LocalServer
@@ -100,7 +100,7 @@ def _run(
     """
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "peers.plugin"]
     command += ["--outcomes", str(report), "--memory-module", memory_module]
-    command += [f"{FOLDER}{path}" for path in suite.files]
+    command += [f"{suite.folder}{path}" for path in suite.files]
     done = subprocess.run(
         command,
         cwd=folder,
@@ -113,7 +113,7 @@ def _run(
     if done.returncode not in _TESTS_RAN:
         raise RuntimeError(f"the tests of {suite.source} could not be run:\n{done.stdout}")
     tests = {
-        name.removeprefix(FOLDER): Outcome(**outcome) for name, outcome in json.loads(report.read_text()).items()
+        name.removeprefix(suite.folder): Outcome(**outcome) for name, outcome in json.loads(report.read_text()).items()
     }
     return [
         FileOutcome(suite.source, path, {name: test for name, test in tests.items() if name.startswith(f"{path}::")})

@@ -13,8 +13,10 @@ from importlib import import_module
 from typing import Any
 
 from langchain_core.messages import BaseMessage
+from langgraph.store.memory import InMemoryStore
 
 from pgmemory import BufferMemory, ConversationStore, PostgresChatMessageHistory, SummaryMemory, TokenWindowMemory
+from pgmemory.langgraph_store import PostgresItemStore
 
 MEMORIES: dict[str, tuple[type, dict[str, Any]]] = {
     "ConversationBufferMemory": (BufferMemory, {}),
@@ -91,6 +93,15 @@ class InPostgresTable(Conversation):
         """Do nothing: every run has a schema of its own, so there is no table left over."""
 
 
+class InMemoryItems(PostgresItemStore):
+    """Stands for LangGraph's store in memory: a user's items of its own for each object."""
+
+    kept_in: ConversationStore  # set by `stand_ins`
+
+    def __init__(self) -> None:
+        super().__init__(self.kept_in.items(uuid.uuid4()))
+
+
 HISTORIES: dict[str, type[Conversation]] = {
     "langchain_core.chat_history.InMemoryChatMessageHistory": InMemory,
     "langchain_community.chat_message_histories.file.FileChatMessageHistory": InFile,
@@ -108,8 +119,9 @@ def stand_ins(store: ConversationStore, memory_module: str) -> dict[type, type]:
         memory_module: The module that exports their memories, which the two lines have in different places.
     """
     Conversation.kept_in = store
+    InMemoryItems.kept_in = store
     memories = import_module(memory_module)
-    found: dict[type, type] = {}
+    found: dict[type, type] = {InMemoryStore: InMemoryItems}
     for name, (ours, fields) in MEMORIES.items():
         theirs = getattr(memories, name)
         found[theirs] = _memory(theirs, ours, fields)

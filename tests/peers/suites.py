@@ -16,8 +16,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-FOLDER = "tests/unit_tests/"
-
 _DOWNLOAD_SECONDS = 300
 
 
@@ -26,11 +24,13 @@ class Suite(NamedTuple):
 
     Attributes:
         distribution: Its name on the package index.
-        files: Their paths in its folder of tests, `FOLDER`.
+        files: Their paths in its folder of tests.
+        folder: That folder.
     """
 
     distribution: str
     files: Sequence[str]
+    folder: str = "tests/unit_tests/"
 
     @property
     def version(self) -> str:
@@ -58,16 +58,19 @@ _HISTORIES = (
     ),
     Suite("langchain-postgres", ("v1/test_chat_histories.py",)),
 )
+_STORES = Suite("langgraph-checkpoint", ("test_store.py",), "tests/")
 SUITES = {
     "LangChain 1.x": (
         Suite("langchain-classic", _CHAINS_AND_MEMORY),
         Suite("langchain-core", ("chat_history/test_chat_history.py", "runnables/test_history.py")),
         *_HISTORIES,
+        _STORES,
     ),
     "LangChain 0.3": (
         Suite("langchain", _CHAINS_AND_MEMORY),
         Suite("langchain-core", ("runnables/test_history.py",)),
         *_HISTORIES,
+        _STORES,
     ),
 }
 

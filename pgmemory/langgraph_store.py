@@ -1,0 +1,112 @@
+"""Items as LangGraph's long-term store: the same code works with its stores and with this one.
+
+Needs the extra ``langgraph``; nothing else of pgmemory imports this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import fields
+from datetime import timedelta
+from typing import Any
+
+try:
+    from langgraph.store.base import (
+        BaseStore,
+        GetOp,
+        ListNamespacesOp,
+        Op,
+        PutOp,
+        Result,
+        SearchItem,
+        SearchOp,
+        TTLConfig,
+    )
+    from langgraph.store.base import Item as GraphItem
+except ImportError as error:
+    raise ImportError(
+        f"PostgresItemStore needs LangGraph, which does not work here ({error}): "
+        'pip install "langchain-pgmemory[langgraph]"'
+    ) from error
+
+from pgmemory.errors import ConfigurationError
+from pgmemory.models import Item
+from pgmemory.store.items import ItemStore, Put
+
+_SHARED_FIELDS = [field.name for field in fields(Item) if field.name != "score"]
+
+
+class PostgresItemStore(BaseStore):
+    """LangGraph's ``BaseStore`` over the items of a user, a session or a tenant: for ``store=`` of a graph or an agent.
+
+    As LangGraph's own, with these differences. Expired items are never returned, and `ConversationStore.prune` deletes
+    them. A `query` finds items that share a word with it; there is no search by meaning, and `index` is left out of
+    account. In a batch what reads comes before what writes; the writes are one transaction.
+
+    Args:
+        items: Whose: see `ConversationStore.items`.
+        ttl: LangGraph's configuration of times to live, in minutes: its ``default_ttl`` and ``refresh_on_read``.
+    """
+
+    supports_ttl = True
+
+    def __init__(self, items: ItemStore, *, ttl: TTLConfig | None = None) -> None:
+        if not isinstance(items, ItemStore):
+            raise ConfigurationError(f"items must be an ItemStore, as store.items() gives, not {type(items).__name__}")
+        self.items = items
+        self.ttl_config = ttl
+
+    def batch(self, ops: Iterable[Op]) -> list[Result]:
+        """Run operations; a round trip for all items to get, one for all to put, and one for each other operation."""
+        given = list(ops)
+        results: list[Result] = [None] * len(given)
+        gets = [(place, op) for place, op in enumerate(given) if isinstance(op, GetOp)]
+        found = self.items.get_all([(op.namespace, op.key, op.refresh_ttl) for _, op in gets])
+        for (place, _), item in zip(gets, found, strict=True):
+            results[place] = None if item is None else GraphItem(**_shared(item))
+        for place, op in enumerate(given):
+            if isinstance(op, SearchOp):
+                results[place] = self._search(op)
+            elif isinstance(op, ListNamespacesOp):
+                results[place] = self._list_namespaces(op)
+            elif not isinstance(op, (GetOp, PutOp)):
+                raise ConfigurationError(f"there is no operation {type(op).__name__}")
+        self.items.put_all(
+            Put(op.namespace, op.key, op.value, None if op.ttl is None else timedelta(minutes=op.ttl))
+            for op in given
+            if isinstance(op, PutOp)
+        )
+        return results
+
+    async def abatch(self, ops: Iterable[Op]) -> list[Result]:
+        """Run operations as `batch` does, in one of the store's own threads."""
+        return await self.items.store.run_in_worker(self.batch, list(ops))
+
+    def _search(self, op: SearchOp) -> list[SearchItem]:
+        found = self.items.search(
+            op.namespace_prefix,
+            query=op.query or None,
+            filter=op.filter,
+            limit=op.limit,
+            offset=op.offset,
+            refresh_time_to_live=op.refresh_ttl,
+        )
+        return [SearchItem(**_shared(item), score=item.score) for item in found]
+
+    def _list_namespaces(self, op: ListNamespacesOp) -> list[tuple[str, ...]]:
+        paths: dict[str, tuple[str, ...]] = {}
+        for match_type, path in op.match_conditions or ():
+            if match_type in paths:
+                raise ConfigurationError(f"namespaces can be asked for by one {match_type}, not by several")
+            paths[match_type] = path
+        return self.items.list_namespaces(
+            prefix=paths.get("prefix", ()),
+            suffix=paths.get("suffix", ()),
+            max_depth=op.max_depth,
+            limit=op.limit,
+            offset=op.offset,
+        )
+
+
+def _shared(item: Item) -> dict[str, Any]:
+    return {name: getattr(item, name) for name in _SHARED_FIELDS}

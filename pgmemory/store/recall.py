@@ -1,0 +1,198 @@
+"""Recall: the turns of a user's past that matter for a text; and the words of messages, by which they are found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from pgmemory.encryption import Opener
+from pgmemory.errors import EncryptionError, SchemaError
+from pgmemory.models import AFTER_ALL, BEFORE_AGENT, ConversationKey, StoredMessage, Window, readable
+from pgmemory.pool import Execute
+from pgmemory.queries import recall
+from pgmemory.rows import names_of, to_message, to_window
+from pgmemory.store.base import FIRST_ID
+from pgmemory.store.encryption import EncryptionOperations
+
+_IDS = 1000
+# One transaction indexes about so many messages: it keeps the writers of their conversations waiting for less than a
+# second.
+_BATCH_MESSAGES = 2000
+_STATEMENT_SECONDS = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class RecallHit:
+    """A message that matters.
+
+    Attributes:
+        session_id: Its conversation's name.
+        message_index: Its number in the conversation.
+        score: How much it matters, compared with others of the same recall.
+    """
+
+    session_id: str
+    message_index: int
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class RecalledTurn:
+    """A whole turn in which messages stand that matter.
+
+    Attributes:
+        session_id: Its conversation's name.
+        messages: Its messages, oldest first.
+        hits: Those that matter, the one that matters most first.
+    """
+
+    session_id: str
+    messages: tuple[StoredMessage, ...]
+    hits: tuple[RecallHit, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """What was recalled for a text, and the window that it was asked for with.
+
+    Attributes:
+        turns: The turns that matter, the one that matters most first.
+        window: The newest turns of the conversation, and the preamble's system messages.
+    """
+
+    turns: tuple[RecalledTurn, ...]
+    window: Window
+
+
+class RecallOperations(EncryptionOperations):
+    """What finds a user's past again."""
+
+    def recall(
+        self,
+        key: ConversationKey,
+        text: str,
+        *,
+        k: int = 10,
+        whole_user: bool = True,
+        turns: int = 0,
+        before: int = AFTER_ALL,
+    ) -> Recall:
+        """Return the whole turns in which the `k` messages stand that matter most for a text, and the newest turns.
+
+        Messages are ranked by BM25 over the words of what the human and the AI said, with how many of the user's own
+        messages have each word; a message also gets a third of the score of those before and after it. Of equal ones
+        the newer comes first. Messages that share no word with the text, and are no neighbours of one that does, are
+        not looked at.
+
+        Args:
+            key: The conversation that asks.
+            text: What it asks for; without a word there is nothing to recall.
+            k: How many messages; several of them may stand in one turn.
+            whole_user: Recall from all conversations of its user, the logs that agents keep beside others aside; else,
+                and without a user, from this one alone.
+            turns: How many of the conversation's newest turns to return as `window`; they are not recalled.
+            before: Read and recall of the conversation only what stands before this message.
+
+        Raises:
+            SchemaError: Messages cannot be recalled by their words: `setup` was never called with ``search``.
+            EncryptionError: The store encrypts, and so keeps no words.
+        """
+        if self.keyring is not None:
+            raise EncryptionError(
+                "an encrypted conversation cannot be recalled by its words, which would have to be kept beside it: "
+                "recall with a store that has no keyring"
+            )
+        self._require_search()
+        parameters = names_of(self._own(key)) | {
+            "text": readable(text),
+            "k": k,
+            "whole_user": whole_user,
+            "turns": turns,
+            "before": before,
+            "before_agent": BEFORE_AGENT,
+        }
+        rows = self._read_rows("recall", recall.RECALL, parameters)
+        with self._opener(f"session {key.session_id!r}") as opener:
+            window = to_window([columns for _, _, _, _, *columns in rows if columns[0] != recall.PART_RECALLED], opener)
+            return Recall(tuple(_turns_in(rows, opener)), window)
+
+    def index_messages(
+        self, *, all_tenants: bool = False, on_batch: Callable[[int], object] | None = None
+    ) -> int:
+        """Index what is stored in clear text and is not indexed yet, as what older processes have written.
+
+        In batches, each a transaction of its own, beside writers that go on; if it ends early, another call goes on.
+
+        Args:
+            all_tenants: The messages of every tenant, not only the store's.
+            on_batch: Called after each batch with how many messages were indexed so far.
+
+        Returns:
+            How many messages were indexed; those without any word are not counted.
+
+        Raises:
+            SchemaError: `setup` was never called with ``search``.
+            StoreError: Row-level security keeps other tenants' rows from this role.
+        """
+        self._require_search()
+        scope = self._scope(all_tenants)
+        indexed = 0
+        for batch in self._batches_to_index(scope):
+            index = partial(_index_batch, batch)
+            indexed += self._transact("index_messages", index, seconds=_STATEMENT_SECONDS)
+            if on_batch is not None:
+                on_batch(indexed)
+        return indexed
+
+    def _batches_to_index(self, tenant_id: str | None) -> Iterator[dict[str, Any]]:
+        """Yield the parameters of INDEX_BATCH: several short conversations, or a part of a long one."""
+        after = FIRST_ID
+        while rows := self._execute(
+            "read_ids", recall.READ_IDS_TO_INDEX, {"tenant_id": tenant_id, "after": after, "limit": _IDS}
+        ):
+            after = rows[-1][0]
+            ids: list[str] = []
+            messages = 0
+            for id, numbers in rows:
+                if numbers > _BATCH_MESSAGES:
+                    for first in range(0, numbers, _BATCH_MESSAGES):
+                        yield {"ids": [id], "first": first, "end": first + _BATCH_MESSAGES}
+                    continue
+                if messages + numbers > _BATCH_MESSAGES:
+                    yield {"ids": ids, "first": 0, "end": AFTER_ALL}
+                    ids, messages = [], 0
+                ids.append(id)
+                messages += numbers
+            if ids:
+                yield {"ids": ids, "first": 0, "end": AFTER_ALL}
+
+    def _index_after_setup(self) -> None:
+        self.index_messages(all_tenants=not self.tenant_id)
+
+    def _require_search(self) -> None:
+        if not self._if_searched(recall.RECALL):
+            # It may have been made meanwhile.
+            self._check_schema()
+        if self._search is None:
+            raise SchemaError(
+                f"messages cannot be recalled in the schema {self.schema!r}, for their words were never indexed: run "
+                "`pgmemory init --search` or call store.setup(search=True)"
+            )
+
+
+def _index_batch(batch: dict[str, Any], execute: Execute) -> int:
+    ((count,),) = execute(recall.INDEX_BATCH, batch)
+    return int(count)
+
+
+def _turns_in(rows: Sequence[Sequence[Any]], opener: Opener) -> Iterator[RecalledTurn]:
+    """Yield the recalled turns in the rows of RECALL, which have them in order of their rank."""
+    turns: dict[int, tuple[Sequence[Any], list[StoredMessage]]] = {}
+    for row in rows:
+        session_id, rank, hits, scores, part, _, *columns = row
+        if part == recall.PART_RECALLED:
+            turns.setdefault(rank, ((session_id, hits, scores), []))[1].append(to_message(columns, opener))
+    for (session_id, hits, scores), messages in turns.values():
+        yield RecalledTurn(session_id, tuple(messages), tuple(map(RecallHit, [session_id] * len(hits), hits, scores)))
