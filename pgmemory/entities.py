@@ -59,7 +59,8 @@ class PostgresEntityStore(BaseEntityStore):
     def get(self, key: str, default: str | None = None) -> str | None:
         """Return what is known of an entity, or the default."""
         found = self._items.get(self._place, _name(key))
-        return default if found is None else str(found.value[_SUMMARY])
+        summary = None if found is None else found.value.get(_SUMMARY)
+        return summary if isinstance(summary, str) else default
 
     def set(self, key: str, value: str | None) -> None:
         """Replace what is known of an entity.
@@ -99,4 +100,4 @@ class PostgresEntityStore(BaseEntityStore):
 
 def _name(key: str) -> str:
     """Return an entity's name as a key: a model may answer with anything, and its turn must go on."""
-    return readable(key).encode()[:_MOST_BYTES_OF_NAME].decode(errors="ignore")
+    return readable(str(key)).encode()[:_MOST_BYTES_OF_NAME].decode(errors="ignore")

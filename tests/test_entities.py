@@ -190,3 +190,11 @@ def test_a_copy_works_and_no_password_is_shown(store: ConversationStore) -> None
     for copied in (copy.deepcopy(entities), pickle.loads(pickle.dumps(entities))):
         assert copied.get("Sam") == "helps"
         copied.store.close()
+
+
+def test_an_item_of_another_shape_is_no_entity(store: ConversationStore) -> None:
+    entities = PostgresEntityStore(store=store, user_id="u")
+    store.items("u").put(("entities",), "Sam", {"age": 7})
+    assert entities.get("Sam") is None
+    assert entities.get("Sam", "a stranger") == "a stranger"
+    assert entities.get(5) is None  # type: ignore[arg-type]

@@ -448,3 +448,16 @@ def test_the_adapter_takes_items_and_nothing_else(store: ConversationStore) -> N
     with pytest.raises(ConfigurationError, match="one prefix"):
         several = (MatchCondition("prefix", ("a",)), MatchCondition("prefix", ("b",)))
         PostgresItemStore(store.items("u")).batch([ListNamespacesOp(several)])
+
+
+@pytest.mark.parametrize("namespace", ["facts", None, ["a", ""]])
+def test_a_namespace_that_is_none_is_refused_by_every_method(items: ItemStore, namespace: Any) -> None:
+    for use in (
+        lambda: items.get(namespace, "k"),
+        lambda: items.get_all([(namespace, "k", True)]),
+        lambda: items.put(namespace, "k", {}),
+        lambda: items.put_all([Put(namespace, "k", None)]),
+        lambda: items.delete(namespace, "k"),
+    ):
+        with pytest.raises(ConfigurationError, match="namespace"):
+            use()

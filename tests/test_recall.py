@@ -198,6 +198,26 @@ def test_as_of_an_earlier_message_nothing_later_is_recalled(searched: Conversati
     assert {place for place in hits(searched, "parcel", before=2)} == {("now", 0), ("now", 1)}
     memory = RecallMemory(session_id="now", user_id="u", store=searched, k=0, return_messages=True)
     assert memory.as_of(1).load_memory_variables({"input": "parcel"}) == {"history": [human("parcel one"), ai("fine")]}
+    # Nor the rest of a turn that was still to be said.
+    assert memory.as_of(2).load_memory_variables({"input": "two"}) == {
+        "history": [human("parcel one"), ai("fine"), human("parcel two")]
+    }
+
+
+def test_what_a_fork_has_in_common_with_its_source_is_shown_once(searched: ConversationStore) -> None:
+    history = PostgresChatMessageHistory("source", searched, user_id="u")
+    for number in range(4):
+        history.add_messages([human(f"zebra {number}"), ai(f"stripes {number}")])
+    history.fork("fork", at=3)
+    memory = RecallMemory(session_id="fork", user_id="u", store=searched, k=4, return_messages=True)
+    shown = [message.content for message in memory.load_memory_variables({"input": "zebra"})["history"]]
+    assert sorted(shown) == sorted(f"{word} {number}" for number in range(4) for word in ("zebra", "stripes"))
+
+
+@pytest.mark.parametrize("wrong", [{"k": -1}, {"k": True}, {"text": None}])
+def test_what_cannot_be_asked_for_is_refused(searched: ConversationStore, wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match="must be"):
+        searched.recall(searched.key("s", "u"), **({"text": "x"} | wrong))
 
 
 # The words are kept right
@@ -366,6 +386,8 @@ def test_what_is_encrypted_is_not_indexed_and_not_recalled(
         with pytest.raises(EncryptionError, match="half"):
             RecallMemory(session_id="half", user_id="u", store=searched).load_memory_variables({"input": "giraffe"})
         assert_words_are_right(admin, searched)
+        # Another conversation recalls what is in clear text, not its encrypted neighbour.
+        assert set(hits(searched, "giraffe fine")) == {("half", 0), ("half", 1)}
 
 
 # Rights

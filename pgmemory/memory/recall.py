@@ -74,7 +74,14 @@ class RecallMemory(TokenLimitMemory):
         if len(newest.head) < len(window.system):
             return newest  # the system messages alone pass the limit
         chosen: list[tuple[RecalledTurn, Turn]] = []
+        # A fork bears its source's turns, with their numbers and times: they are shown once.
+        shown_now = {logged.message_index for turn in newest.turns for logged in turn}
+        seen = {_what_was_said(stored) for stored in recalled.window.messages if stored.message_index in shown_now}
         for recalled_turn in recalled.turns:
+            said = _what_was_said(recalled_turn.messages[0])
+            if said in seen:
+                continue
+            seen.add(said)
             turn = shown(self._logged(recalled_turn.messages))
             others = [other for _, other in chosen]
             if turn and self._count([newest.head, *others, turn, *newest.turns]) <= limit:
@@ -132,6 +139,10 @@ class RecallMemory(TokenLimitMemory):
 
     def _save_turn(self, messages: list[BaseMessage]) -> None:
         self._append(messages, counter=self._single_counter)
+
+
+def _what_was_said(stored: StoredMessage) -> tuple[Any, ...]:
+    return stored.created_at, stored.message_index, stored.role, stored.content
 
 
 def _place(found: RecalledTurn) -> tuple[Any, ...]:

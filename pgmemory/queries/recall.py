@@ -288,7 +288,9 @@ hits as materialized (
 
 _TURNS = """
 turns as materialized (
-    select h.conversation_id, f.message_index as first, coalesce(n.message_index, 2147483647) as beyond,
+    select h.conversation_id, f.message_index as first,
+           least(coalesce(n.message_index, 2147483647),
+                 case when h.conversation_id = %(id)s then %(before)s else 2147483647 end) as beyond,
            min(h.session_id) as session_id, min(h.rank) as rank, array_agg(h.message_index order by h.rank) as hits,
            array_agg(h.score order by h.rank) as scores
     from hits h
@@ -320,6 +322,7 @@ select t.session_id, t.rank, t.hits, t.scores, {PART_RECALLED}, false, {MESSAGE}
 from turns t cross join lateral (
     select m.* from {{schema}}.conversation_messages m
     where m.conversation_id = t.conversation_id and m.message_index >= t.first and m.message_index < t.beyond
+      and m.created_at <= (select at from moment)
     offset 0) m
 order by part, rank, message_index;
 """

@@ -113,19 +113,22 @@ class ItemStore:
             MessageNotStorableError: As for `put`; nothing was changed.
             ConversationHeldError: As for `delete`; nothing was changed.
         """
-        last = {(tuple(put.namespace), put.key): put for put in puts}
-        put = self._put_parameters([one for one in last.values() if one.value is not None])
+        given = list(puts)
+        for put in given:
+            place(put.namespace, put.key)
+        last = {(tuple(put.namespace), put.key): put for put in given}
+        stored = self._put_parameters([one for one in last.values() if one.value is not None])
         gone = self._keys(place for place, one in last.items() if one.value is None)
 
         def run(execute: Execute) -> None:
             _deleted(execute(items.DELETE, gone))
-            execute(items.PUT, put)
+            execute(items.PUT, stored)
 
         with _storable("value"):
             if any(one.value is None for one in last.values()):
                 self._store._transact("put_items", run)
             elif last:
-                self._store._execute("put_items", items.PUT, put)
+                self._store._execute("put_items", items.PUT, stored)
 
     def get(self, namespace: Namespace, key: str, *, refresh_time_to_live: bool = True) -> Item | None:
         """Return an item, or None.
@@ -145,6 +148,8 @@ class ItemStore:
         """
         if not keys:
             return []
+        for namespace, key, _ in keys:
+            place(namespace, key)
         asked = {(tuple(namespace), key): refresh for namespace, key, refresh in keys}
         given = [place(namespace, key) | {"refresh": refresh} for (namespace, key), refresh in asked.items()]
         parameters = {"keys": json.dumps(given), "count": len(given)}

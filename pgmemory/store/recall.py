@@ -8,14 +8,16 @@ from functools import partial
 from typing import Any
 
 from pgmemory.encryption import Opener
-from pgmemory.errors import EncryptionError, SchemaError
+from pgmemory.errors import ConfigurationError, EncryptionError, SchemaError
 from pgmemory.models import AFTER_ALL, BEFORE_AGENT, ConversationKey, StoredMessage, Window, readable
 from pgmemory.pool import Execute
 from pgmemory.queries import recall
+from pgmemory.queries.parts import only_noting_seals
 from pgmemory.rows import names_of, to_message, to_window
 from pgmemory.store.base import FIRST_ID
-from pgmemory.store.encryption import EncryptionOperations
+from pgmemory.store.encryption import EncryptionOperations, notes_seals
 
+_PART = 4  # which column of RECALL's rows says what a row is
 _IDS = 1000
 # One transaction indexes about so many messages: it keeps the writers of their conversations waiting for less than a
 # second.
@@ -98,7 +100,12 @@ class RecallOperations(EncryptionOperations):
         Raises:
             SchemaError: Messages cannot be recalled by their words: `setup` was never called with ``search``.
             EncryptionError: The store encrypts, and so keeps no words.
+            ConfigurationError: `k` or `text` is none.
         """
+        if type(k) is not int or not 0 <= k < 2**31:
+            raise ConfigurationError(f"k must be a whole number from 0, not {k!r}")
+        if not isinstance(text, str):
+            raise ConfigurationError(f"text must be text, not {type(text).__name__}")
         if self.keyring is not None:
             raise EncryptionError(
                 "an encrypted conversation cannot be recalled by its words, which would have to be kept beside it: "
@@ -113,7 +120,9 @@ class RecallOperations(EncryptionOperations):
             "before": before,
             "before_agent": BEFORE_AGENT,
         }
-        rows = self._read_rows("recall", recall.RECALL, parameters)
+        rows = self._execute("recall", only_noting_seals(recall.RECALL), parameters)
+        if notes_seals([row for row in rows if row[_PART] != recall.PART_RECALLED]):
+            rows = self._execute("recall", recall.RECALL, parameters)
         with self._opener(f"session {key.session_id!r}") as opener:
             window = to_window([columns for _, _, _, _, *columns in rows if columns[0] != recall.PART_RECALLED], opener)
             return Recall(tuple(_turns_in(rows, opener)), window)
@@ -188,11 +197,15 @@ def _index_batch(batch: dict[str, Any], execute: Execute) -> int:
 
 
 def _turns_in(rows: Sequence[Sequence[Any]], opener: Opener) -> Iterator[RecalledTurn]:
-    """Yield the recalled turns in the rows of RECALL, which have them in order of their rank."""
+    """Yield the recalled turns in the rows of RECALL, which have them in order of their rank.
+
+    A turn of which something is encrypted is left out: a conversation may go on encrypted that began in clear text.
+    """
     turns: dict[int, tuple[Sequence[Any], list[StoredMessage]]] = {}
-    for row in rows:
-        session_id, rank, hits, scores, part, _, *columns = row
-        if part == recall.PART_RECALLED:
-            turns.setdefault(rank, ((session_id, hits, scores), []))[1].append(to_message(columns, opener))
+    recalled = [row for row in rows if row[_PART] == recall.PART_RECALLED]
+    sealed = {row[1] for row in recalled if row[-1] is not None}
+    for row in (row for row in recalled if row[1] not in sealed):
+        session_id, rank, hits, scores, _, _, *columns = row
+        turns.setdefault(rank, ((session_id, hits, scores), []))[1].append(to_message(columns, opener))
     for (session_id, hits, scores), messages in turns.values():
         yield RecalledTurn(session_id, tuple(messages), tuple(map(RecallHit, [session_id] * len(hits), hits, scores)))
