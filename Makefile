@@ -20,8 +20,9 @@ EXTRAS_bench := langchain1,embedded,offline
 REQUIREMENTS_bench := --requirement benchmarks/requirements.txt
 EXTRAS_peers-langchain1 := langchain1,embedded,offline
 EXTRAS_peers-langchain03 := langchain03,embedded,offline
-REQUIREMENTS_peers-langchain1 := --requirement tests/peers/requirements.txt
-REQUIREMENTS_peers-langchain03 := --requirement tests/peers/requirements.txt
+REQUIREMENTS_peers-langchain1 := --requirement tests/peers/requirements.txt 'langgraph>=1,<2'
+# LangGraph 1 asks for a newer LangChain.
+REQUIREMENTS_peers-langchain03 := --requirement tests/peers/requirements.txt 'langgraph>=0.6,<1'
 LINE_langchain1 := LangChain 1.x
 LINE_langchain03 := LangChain 0.3
 # What lies below LangChain is the same beside both: it is tested beside one.
