@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pgmemory.errors import (
         ConfigurationError,
         ConversationHeldError,
+        EmbeddingError,
         EncryptionError,
         MessageNotStorableError,
         PgMemoryError,
@@ -46,6 +47,7 @@ _MODULES = {
     "ConversationHeldError": "errors",
     "ConversationRecord": "models",
     "ConversationStore": "store",
+    "EmbeddingError": "errors",
     "EncryptionError": "errors",
     "Erased": "models",
     "ExplainedMessage": "memory.explanation",
@@ -89,6 +91,7 @@ __all__ = [
     "ConversationHeldError",
     "ConversationRecord",
     "ConversationStore",
+    "EmbeddingError",
     "EncryptionError",
     "Erased",
     "ExplainedMessage",

@@ -94,3 +94,7 @@ class SchemaError(PgMemoryError):
 
 class SummaryError(PgMemoryError):
     """The language model gave no summary; nothing was folded."""
+
+
+class EmbeddingError(PgMemoryError):
+    """The embedder failed, or has made what is no vector of its own kind; what was to be made of it waits."""

@@ -13,6 +13,7 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
@@ -37,6 +38,7 @@ class Workers:
         self._lock = threading.Lock()
         self._executor: ThreadPoolExecutor | None = None
         self._calls: set[Future[Any]] = set()
+        self._waiting: set[Callable[[], object]] = set()
         self._pid = os.getpid()
 
     async def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -54,6 +56,25 @@ class Workers:
         except asyncio.CancelledError:
             future.add_done_callback(_log_unheard)
             raise
+
+    def start(self, function: Callable[[], object]) -> None:
+        """Run a function in one of the threads and go on; only once if it has yet to begin when it is asked for again.
+
+        Not if the interpreter is about to end.
+        """
+
+        def call() -> None:
+            self._waiting.discard(function)
+            function()
+
+        executor = self._running()
+        if function in self._waiting:
+            return
+        self._waiting.add(function)
+        with suppress(RuntimeError):  # it takes no more
+            future = executor.submit(call)
+            self._calls.add(future)
+            future.add_done_callback(self._calls.discard)
 
     def close(self, timeout_seconds: float) -> None:
         """Wait for the calls so far, but not longer than that; the next `run` starts new threads."""

@@ -41,6 +41,7 @@ FLOORS = {
     "_compat": 1,
     "_version": 1,
     "embedded": 2,
+    "embedding": 2,
     "encryption": 2,
     "entities": 5,
     "errors": 1,

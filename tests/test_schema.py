@@ -381,7 +381,7 @@ def test_a_schema_that_is_too_old_names_the_command_that_upgrades_it(
 ) -> None:
     newest = schema.Migration(KNOWN + 1, "later", "select 1;")
     known = (*schema.migrations(), newest)
-    monkeypatch.setattr(schema, "migrations", lambda: known)
+    monkeypatch.setattr(schema.ledger, "migrations", lambda: known)
     with ConversationStore(server_dsn, schema=store.schema) as worker:
         message = f"{store.schema}.*too old: version {KNOWN}, not {KNOWN + 1}.*pgmemory init --schema {store.schema}"
         with pytest.raises(SchemaError, match=message):
@@ -436,14 +436,14 @@ def test_a_failing_migration_leaves_nothing_of_itself(
     with ConversationStore(server_dsn, schema=schema_name) as store:
         store.setup()
         before = catalog(admin, schema_name)
-        monkeypatch.setattr(schema, "migrations", lambda: (*first, broken))
+        monkeypatch.setattr(schema.ledger, "migrations", lambda: (*first, broken))
         for _ in range(2):
             with pytest.raises(StoreError, match="division by zero"):
                 store.setup()
             assert catalog(admin, schema_name) == before
             assert [migration.name for migration in store.schema_status().pending] == ["broken"]
         use_everything(store)
-        monkeypatch.setattr(schema, "migrations", lambda: (*first, mended))
+        monkeypatch.setattr(schema.ledger, "migrations", lambda: (*first, mended))
         assert store.setup() == [f"{KNOWN + 1:04}_mended"]
         assert store.setup() == []
     assert execute(admin, "select count(*) from {schema}.half", schema=schema_name) == [(0,)]
@@ -453,7 +453,7 @@ def test_a_failing_first_migration_leaves_not_even_the_schema(
     server_dsn: str, schema_name: str, admin: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = schema.Migration(1, "broken", "create table {schema}.half (a int); select 1 / 0;")
-    monkeypatch.setattr(schema, "migrations", lambda: (broken,))
+    monkeypatch.setattr(schema.ledger, "migrations", lambda: (broken,))
     with ConversationStore(server_dsn, schema=schema_name) as store, pytest.raises(StoreError, match="division"):
         store.setup()
     assert not exists(admin, schema_name)
@@ -478,7 +478,7 @@ def test_looking_writes_nothing(server_dsn: str, schema_name: str, admin: Connec
 def test_a_setup_that_gets_no_lock_says_what_holds_it_up_and_asks_once(
     server_dsn: str, schema_name: str, admin: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(schema, "_LOCK_TIMEOUT_MS", "300")
+    monkeypatch.setattr(schema.changes, "_LOCK_TIMEOUT_MS", "300")
     told: list[Operation] = []
     admin.autocommit = False
     execute(admin, "select pg_advisory_xact_lock(hashtextextended(%s, 0))", f"pgmemory {schema_name}")
@@ -587,13 +587,13 @@ def test_an_older_schema_is_upgraded_with_its_rows_while_older_code_runs_on(
 ) -> None:
     known = schema.migrations()
     older = ConversationStore(server_dsn, schema=schema_name)
-    monkeypatch.setattr(schema, "migrations", lambda: known[:1])
+    monkeypatch.setattr(schema.ledger, "migrations", lambda: known[:1])
     assert older.setup() == ["0001_initial"]
     # As a version that knew the first migration only has stored them.
     first = [StoredMessage("human", "before"), StoredMessage("ai", "yes")]
     with psycopg2.connect(server_dsn) as connection:
         write_as_the_first_version(connection, schema_name, older.key("s"), first)
-    monkeypatch.setattr(schema, "migrations", lambda: known)
+    monkeypatch.setattr(schema.ledger, "migrations", lambda: known)
     with psycopg2.connect(server_dsn) as granting:
         execute(granting, "grant usage on schema {schema} to {role}", schema=schema_name, role=role)
         for table in ("conversations", "conversation_messages", "conversation_summaries", "schema_migrations"):

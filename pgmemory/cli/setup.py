@@ -54,7 +54,7 @@ def init(
     if as_json:
         mode = current.row_level_security
         print_json(
-            {"schema": store.schema, "applied": applied, "row_level_security": mode, "search": current.search}
+            {"schema": store.schema, "applied": applied, "row_level_security": mode, "search": current.search.language}
         )
         return
     for name in applied:
@@ -62,7 +62,7 @@ def init(
     if row_level_security is not None:
         click.echo(f"row-level security: {row_level_security}")
     if search is not None:
-        click.echo(f"search: {current.search}")
+        click.echo(f"search: {current.search.language}")
     click.echo(f"schema {store.schema!r} is up to date")
 
 
@@ -91,7 +91,7 @@ def status(store: ConversationStore, as_json: bool) -> None:
                 "pending": pending,
                 "row_level_security": current.row_level_security,
                 "deviating": current.deviating,
-                "search": current.search,
+                "search": current.search.language,
             }
         )
     else:
@@ -111,7 +111,7 @@ def _print_status(current: migrations.SchemaStatus) -> None:
         pending = migration in current.pending
         table.add_row(str(migration.version), migration.name, "pending" if pending else "applied")
     Console().print(table)
-    click.echo(f"search: {current.search or 'off'}")
+    click.echo(f"search: {current.search.language or 'off'}")
     but = f", but not so: {', '.join(current.deviating)}" if current.deviating else ""
     click.echo(f"row-level security: {current.row_level_security}{but}")
 

@@ -7,14 +7,11 @@ from pgmemory.queries.parts import MESSAGE, READ_COMMITTED
 LOCK_CONVERSATION = (
     READ_COMMITTED
     + """
-select c.session_id, c.hold_reason, c.held_at is not null, c.key_id is not null,
-       exists (select from pg_catalog.pg_class o join pg_catalog.pg_class t on t.relnamespace = o.relnamespace
-               where o.oid = c.tableoid and t.relname = 'message_terms')
+select c.session_id, c.hold_reason, c.held_at is not null, c.key_id is not null
 from {schema}.conversations c where c.id = %(id)s for update;
 """
 )
-"""Lock a conversation; return whether it is held and its key, and whether the words of messages are kept: by what a
-process has known from before, those of a text that is replaced might be left."""
+"""Lock a conversation; return whether it is held and has a key."""
 
 READ_TURNS_AROUND = f"""
 with places as (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pgmemory.queries.parts import MESSAGE, READ_COMMITTED
-from pgmemory.queries.recall import INDEX_STORED
 
 # Give the first number, or no row where new content must be encrypted with another key, or must not be, or where
 # another tenant's row stands in the place of the conversation's.
@@ -61,17 +60,6 @@ APPEND = READ_COMMITTED + _MAKE_OR_LOCK + _INSERT_MESSAGES + _RETURNING
 """Append messages in clear text and hand out their numbers, which are returned; none if the conversation is encrypted.
 Where this write is already there, fails on an index whose name contains WRITE_ID_COLUMN: its own, or one of those that
 a partition or a shard has instead."""
-
-APPEND_AND_INDEX = (
-    READ_COMMITTED
-    + _MAKE_OR_LOCK
-    + f""",
-stored as ({_INSERT_MESSAGES}returning conversation_id, message_index, tenant_id, role, content),
-indexed as ({INDEX_STORED})
-select message_index from stored;
-"""
-)
-"""As APPEND, with the words by which the messages are recalled."""
 
 APPEND_WITH_NEW_KEY = READ_COMMITTED + _MAKE_OR_LOCK + _STORE_KEY + _INSERT_MESSAGES + _RETURNING
 """As APPEND, encrypted with a key that becomes the conversation's; nothing is written if it has one."""

@@ -21,8 +21,8 @@ TABLES = (
 )
 """The tables with a tenant, in the order in which they are locked: conversations first, as writers do."""
 
-TABLES_IF_ASKED_FOR = ("message_terms",)
-"""Those that are made where messages are recalled by their words."""
+TABLES_IF_ASKED_FOR = ("message_terms", "message_vectors")
+"""Those that are made where messages are recalled."""
 
 VIEWS = ("conversation_log",)
 

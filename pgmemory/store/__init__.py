@@ -52,6 +52,11 @@ class ConversationStore(
         retry_seconds: For how long, from its first failure on, an operation is tried again that a lost connection, an
             unreachable or demoted server, or a conflict has stopped; 0 for never.
         on_operation: Called with an `Operation` after each, in the thread that asked for it: for metrics and traces.
+        embeddings: LangChain's ``Embeddings``, by which messages are recalled by their meaning, after
+            ``setup(search=True)``. They are asked after a commit, in a thread of the store's own and in batches, and
+            once only for equal texts of a tenant; while they fail, messages are stored and recalled by their words.
+            Not what an encrypted conversation holds. What was not embedded when a process ends waits for the next
+            one that writes.
         redact: A function that rewrites the messages of each write, such as `redact_personal_data`: it is given them
             before they are judged, counted or stored, and what it returns is all that is kept of them, in errors and
             logs too; an empty list stores nothing. It must leave those it is given as they are, for the chain goes on

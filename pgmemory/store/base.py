@@ -16,6 +16,7 @@ from typing_extensions import Self
 
 from pgmemory import schema
 from pgmemory.embedded import LocalServer
+from pgmemory.embedding import Embedder
 from pgmemory.encryption import DataKeys, Keyring
 from pgmemory.errors import ConfigurationError, ConversationHeldError, SchemaError
 from pgmemory.models import ConversationKey, Operation, PoolStats
@@ -23,9 +24,11 @@ from pgmemory.names import check_span, indexed_id, schema_name, text_id
 from pgmemory.pool import Database, Execute, StoreError
 from pgmemory.queries import conversations
 from pgmemory.queries.parts import governed, in_schema
+from pgmemory.schema import Search
 from pgmemory.workers import Workers
 
 if TYPE_CHECKING:
+    from langchain_core.embeddings import Embeddings
     from langchain_core.messages import BaseMessage
 
 # Its own limit ends a statement and leaves the connection in order; so it comes before the client's.
@@ -57,6 +60,7 @@ class StoreBase:
         query_timeout_seconds: float = 15.0,
         retry_seconds: float = 10.0,
         on_operation: Callable[[Operation], object] | None = None,
+        embeddings: Embeddings | None = None,
         redact: Callable[[Sequence[BaseMessage]], Sequence[BaseMessage]] | None = None,
         keyring: Keyring | None = None,
         application_name: str = "pgmemory",
@@ -68,6 +72,7 @@ class StoreBase:
         self.schema = schema_name(schema)
         self.tenant_id = "" if tenant_id is None else indexed_id("tenant_id", tenant_id)
         self.time_to_live = check_span("time_to_live", time_to_live)
+        self.embedder = None if embeddings is None else Embedder(embeddings)
         self.redact = _ordinary_function("redact", redact)
         self._database = Database(
             source,
@@ -81,9 +86,11 @@ class StoreBase:
         )
         self._server_seconds = _SHARE_OF_THE_SERVER * query_timeout_seconds
         self._schema_fits = False
-        self._search: str | None = None
+        self._search = Search()
         self._server: LocalServer | None = None
         self._workers = Workers(self._database.max_connections)
+        self._embedding_workers = Workers(1)
+        self._embeds = False
 
     @classmethod
     def embedded(cls, path: str | os.PathLike[str], *, durable: bool = True, **options: Any) -> Self:
@@ -126,14 +133,16 @@ class StoreBase:
                 the tables, and keeps others waiting meanwhile. Needs PostgreSQL 15 and the tables' owner.
             search: Let messages in clear text be recalled by their words: the name of the text search configuration
                 that makes them, such as ``"german"``, or ``"simple"`` for any language; True for the one that is there,
-                or ``"english"``. What is stored already is indexed as by `index_messages`, in batches. Another
-                configuration than before means indexing anew. Stores that were in use before do not index what they
-                write: make them anew, then set up again. None leaves it as it is.
+                or ``"english"``. With `embeddings` by their meaning, too, which needs the extension pgvector, and makes
+                it where this role may. What is stored already is indexed, in batches; its vectors are made afterwards,
+                in a thread of their own. Another configuration or another model than before means indexing anew.
+                Waits until no transaction uses the tables. None leaves it as it is.
 
         Raises:
             ConfigurationError: There is no such row-level security or text search configuration.
             SchemaError: A newer pgmemory has changed the schema so that this version no longer works on it, this role
-                may not change it, or the server is too old for row-level security.
+                may not change it, the server is too old for row-level security, or it has no pgvector.
+            EmbeddingError: The embedder failed to make a vector to know its size by.
             StoreError: A migration failed (nothing of it is left) or the database could not be reached.
         """
         applied, current = schema.apply(self._database, self.schema)
@@ -141,7 +150,10 @@ class StoreBase:
             schema.secure(self._database, self.schema, row_level_security)
         self._search = current.search
         if search is not None:
-            self._search = schema.make_searchable(self._database, self.schema, search)
+            model = None
+            if self.embedder is not None:
+                model = schema.Model(self.embedder.name, self.embedder.dimensions())
+            self._search = schema.make_searchable(self._database, self.schema, search, model)
         # Else the first operation looks whether this store's tenant is let in.
         self._schema_fits = (row_level_security or current.row_level_security) == "off"
         if search is not None:
@@ -183,7 +195,9 @@ class StoreBase:
             timeout_seconds: How long to wait. What still runs then is cut, with a warning that says how many.
         """
         deadline = time.monotonic() + timeout_seconds
+        self._embeds = False
         self._workers.close(timeout_seconds)
+        self._embedding_workers.close(max(0.0, deadline - time.monotonic()))
         self._database.close(max(0.0, deadline - time.monotonic()))
         if self._server is not None:
             self._server.stop()
@@ -198,7 +212,7 @@ class StoreBase:
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy or a pickle carries configuration, no connections; the embedded server is the original's to stop.
-        return self.__dict__ | {"_server": None, "_schema_fits": False, "_search": None}
+        return self.__dict__ | {"_server": None, "_schema_fits": False, "_search": Search()}
 
     def __repr__(self) -> str:
         if "_database" not in self.__dict__:
@@ -254,11 +268,6 @@ class StoreBase:
 
     def _check_schema(self) -> None:
         self._search = schema.check(self._database, self.schema, self.tenant_id)
-
-    def _if_searched(self, statement: str) -> str:
-        """Return a statement that keeps the words of messages, or an empty one where the schema has none."""
-        with self._fitting_schema():
-            return statement if self._search is not None else ""
 
     def _index_after_setup(self) -> None:
         """Index what was stored before `setup` made it possible; see `RecallOperations`."""

@@ -10,7 +10,7 @@ from pgmemory.encryption import DataKey
 from pgmemory.errors import ConfigurationError
 from pgmemory.models import AFTER_ALL, ConversationKey, LogState
 from pgmemory.pool import Execute
-from pgmemory.queries import branching, recall, windows
+from pgmemory.queries import branching, windows
 from pgmemory.rows import names_of, to_message, to_summary
 from pgmemory.store.encryption import EncryptionOperations
 
@@ -79,9 +79,7 @@ class BranchingOperations(EncryptionOperations):
                 return
             if data_key is not None:
                 self._copy_sealed(key, data_key, parameters, execute)
-            execute(
-                branching.MARK + self._if_searched(recall.INDEX_MESSAGES), parameters | {"id": parameters["fork_id"]}
-            )
+            execute(branching.MARK, parameters)
 
         self._transact("fork", copy, seconds=_STATEMENT_SECONDS)
 

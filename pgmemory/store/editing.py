@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from pgmemory.models import ConversationKey, Edit, StoredMessage
 from pgmemory.pool import Execute
-from pgmemory.queries import editing, recall
+from pgmemory.queries import editing
 from pgmemory.rows import edit_parameters
 from pgmemory.store.base import refuse_held
 from pgmemory.store.encryption import EncryptionOperations
@@ -43,7 +43,7 @@ class EditingOperations(EncryptionOperations):
             locked = execute(editing.LOCK_CONVERSATION, {"id": id})
             if not locked:
                 return decide([])
-            ((session_id, reason, is_held, has_key, is_indexed),) = locked
+            ((session_id, reason, is_held, has_key),) = locked
             refuse_held([(session_id, reason)] if is_held else [])
             rows = execute(editing.READ_TURNS_AROUND, {"id": id, "indexes": list(indexes)})
             turns = self._to_messages(key, rows)
@@ -53,9 +53,8 @@ class EditingOperations(EncryptionOperations):
             if data_key is not None:
                 sealed = replace(decided, put=tuple(data_key.seal_message(message) for message in decided.put))
             if decided.deleted or decided.put:
-                apply = editing.APPLY_EDIT + (recall.INDEX_AGAIN if is_indexed else "")
-                parameters = edit_parameters(key, sealed, turns)
-                execute(apply, parameters | {"key_id": data_key and data_key.key_id})
+                parameters = edit_parameters(key, sealed, turns) | {"key_id": data_key and data_key.key_id}
+                execute(editing.APPLY_EDIT, parameters)
             return decided
 
         return self._transact("edit_turns", edit)

@@ -138,8 +138,7 @@ class EncryptionOperations(StoreBase):
         """
         if self.keyring is None:
             clear = append_parameters(key, messages, write_id, tags=tags, judged_by=judged_by, **parameters)
-            append = self._if_searched(log.APPEND_AND_INDEX) or log.APPEND
-            rows = self._execute("append", append + then, clear | (and_reads or {}))
+            rows = self._execute("append", log.APPEND + then, clear | (and_reads or {}))
             if not was_written(rows, None):
                 self._refuse_taken(key)
                 raise no_keyring(_name(key))

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal, get_args
 
+from pgmemory import schema
 from pgmemory.encryption import Opener
-from pgmemory.errors import ConfigurationError, EncryptionError, SchemaError
+from pgmemory.errors import ConfigurationError, EmbeddingError, EncryptionError, SchemaError
 from pgmemory.models import AFTER_ALL, BEFORE_AGENT, ConversationKey, StoredMessage, Window, readable
-from pgmemory.pool import Execute
-from pgmemory.queries import recall
-from pgmemory.queries.parts import only_noting_seals
+from pgmemory.pool import Execute, StoreError
+from pgmemory.queries import meaning, recall, words
+from pgmemory.queries.parts import READ_COMMITTED, only_noting_seals
 from pgmemory.rows import names_of, to_message, to_window
 from pgmemory.store.base import FIRST_ID
 from pgmemory.store.encryption import EncryptionOperations, notes_seals
+from pgmemory.store.meaning import MeaningOperations
 
+_logger = logging.getLogger(__name__)
+
+RecallBy = Literal["words", "meaning", "both"]
 _PART = 4  # which column of RECALL's rows says what a row is
 _IDS = 1000
 # One transaction indexes about so many messages: it keeps the writers of their conversations waiting for less than a
@@ -68,7 +74,7 @@ class Recall:
     window: Window
 
 
-class RecallOperations(EncryptionOperations):
+class RecallOperations(EncryptionOperations, MeaningOperations):
     """What finds a user's past again."""
 
     def recall(
@@ -77,30 +83,37 @@ class RecallOperations(EncryptionOperations):
         text: str,
         *,
         k: int = 10,
+        by: RecallBy | None = None,
         whole_user: bool = True,
         turns: int = 0,
         before: int = AFTER_ALL,
     ) -> Recall:
         """Return the whole turns in which the `k` messages stand that matter most for a text, and the newest turns.
 
-        Messages are ranked by BM25 over the words of what the human and the AI said, with how many of the user's own
-        messages have each word; a message also gets a third of the score of those before and after it. Of equal ones
-        the newer comes first. Messages that share no word with the text, and are no neighbours of one that does, are
-        not looked at.
+        By words, messages are ranked by BM25 over what the human and the AI said, with how many of the user's own
+        messages have each word; those that share no word with the text are not looked at. By meaning, they are ranked
+        by the cosine similarity of their vectors, where it is above the mean of the user's messages. By both, either
+        score is taken as a share of the best one, and they are added up. A message also gets a third of the score of
+        those before and after it. Of equal ones the newer comes first. One round trip, after one question to the
+        embedder.
 
         Args:
             key: The conversation that asks.
             text: What it asks for; without a word there is nothing to recall.
             k: How many messages; several of them may stand in one turn.
+            by: How they are found: by their ``"words"``, their ``"meaning"`` or ``"both"``. None for both where the
+                store has embeddings and the schema vectors of the same model, else for words. When the embedder fails
+                they are found by words, and a warning is logged.
             whole_user: Recall from all conversations of its user, the logs that agents keep beside others aside; else,
                 and without a user, from this one alone.
             turns: How many of the conversation's newest turns to return as `window`; they are not recalled.
             before: Read and recall of the conversation only what stands before this message.
 
         Raises:
-            SchemaError: Messages cannot be recalled by their words: `setup` was never called with ``search``.
-            EncryptionError: The store encrypts, and so keeps no words.
-            ConfigurationError: `k` or `text` is none.
+            SchemaError: Messages cannot be recalled so: `setup` was never called with ``search``, or not by a store
+                with the same embeddings.
+            EncryptionError: The store encrypts, and so keeps neither words nor vectors.
+            ConfigurationError: `k`, `by` or `text` is none, or the store has no embeddings.
         """
         if type(k) is not int or not 0 <= k < 2**31:
             raise ConfigurationError(f"k must be a whole number from 0, not {k!r}")
@@ -112,54 +125,95 @@ class RecallOperations(EncryptionOperations):
                 "recall with a store that has no keyring"
             )
         self._require_search()
+        statement, vector = self._way_to_recall(text, by)
         parameters = names_of(self._own(key)) | {
             "text": readable(text),
+            "embedding": vector,
             "k": k,
             "whole_user": whole_user,
             "turns": turns,
             "before": before,
             "before_agent": BEFORE_AGENT,
         }
-        rows = self._execute("recall", only_noting_seals(recall.RECALL), parameters)
+        rows = self._execute("recall", only_noting_seals(statement), parameters)
         if notes_seals([row for row in rows if row[_PART] != recall.PART_RECALLED]):
-            rows = self._execute("recall", recall.RECALL, parameters)
+            rows = self._execute("recall", statement, parameters)
         with self._opener(f"session {key.session_id!r}") as opener:
             window = to_window([columns for _, _, _, _, *columns in rows if columns[0] != recall.PART_RECALLED], opener)
             return Recall(tuple(_turns_in(rows, opener)), window)
 
+    def _way_to_recall(self, text: str, by: RecallBy | None) -> tuple[str, str | None]:
+        """Return the statement that recalls, and the vector of the text if it takes one."""
+        if by is not None and by not in get_args(RecallBy):
+            raise ConfigurationError(f"by must be one of {get_args(RecallBy)} or None, not {by!r}")
+        vectors = self._vectors()
+        if by in ("meaning", "both") and vectors is None:
+            self._refuse_meaning()
+        if by == "words" or vectors is None or self.embedder is None or not text.strip():
+            return recall.RECALL_BY_WORDS, None
+        try:
+            vector = self.embedder.of_query(text, vectors.dimensions)
+        except EmbeddingError as error:
+            _logger.warning("messages are recalled by their words alone: %s", error)
+            return recall.RECALL_BY_WORDS, None
+        statement = recall.RECALL_BY_MEANING if by == "meaning" else recall.RECALL_BY_BOTH
+        return meaning.in_extension(statement, vectors.extension_schema), vector
+
+    def _refuse_meaning(self) -> None:
+        if self.embedder is None:
+            raise ConfigurationError("recall by meaning needs embeddings: ConversationStore(..., embeddings=...)")
+        made_by = self._search.vectors and self._search.vectors.model
+        there_are = f"there are vectors of {made_by!r}, not of" if made_by else "there are no vectors of"
+        raise SchemaError(
+            f"messages cannot be recalled by their meaning in the schema {self.schema!r}: {there_are} "
+            f"{self.embedder.name!r}: call store.setup(search=True), which makes them anew"
+        )
+
     def index_messages(
         self, *, all_tenants: bool = False, on_batch: Callable[[int], object] | None = None
     ) -> int:
-        """Index what is stored in clear text and is not indexed yet, as what older processes have written.
+        """Index what is stored in clear text and is not indexed yet, and make the vectors that wait to be made.
 
-        In batches, each a transaction of its own, beside writers that go on; if it ends early, another call goes on.
+        What is written is indexed at once, and embedded soon: this is for what was stored before `setup` was called
+        with ``search``, if that has ended early, and for knowing that all is done. In batches, each a transaction of
+        its own, beside writers that go on; if it ends early, another call goes on.
 
         Args:
-            all_tenants: The messages of every tenant, not only the store's.
+            all_tenants: The messages of every tenant, not only the store's; but vectors are made of its own alone.
             on_batch: Called after each batch with how many messages were indexed so far.
 
         Returns:
-            How many messages were indexed; those without any word are not counted.
+            How many messages were indexed by their words; those without any word are not counted.
 
         Raises:
             SchemaError: `setup` was never called with ``search``.
+            EmbeddingError: The embedder failed; what it has made before is stored.
             StoreError: Row-level security keeps other tenants' rows from this role.
         """
         self._require_search()
-        scope = self._scope(all_tenants)
+        indexed = self._index(self._scope(all_tenants), on_batch)
+        while self._embed_batch():
+            pass
+        return indexed
+
+    def _index(self, tenant_id: str | None, on_batch: Callable[[int], object] | None = None) -> int:
+        """Index what is not indexed yet by its words, and let wait what has no vector."""
+        statement = words.INDEX_BATCH
+        if self._search.vectors is not None:
+            statement = meaning.ENQUEUE_BATCH + statement.removeprefix(READ_COMMITTED)
         indexed = 0
-        for batch in self._batches_to_index(scope):
-            index = partial(_index_batch, batch)
+        for batch in self._batches_to_index(tenant_id):
+            index = partial(_index_batch, statement, batch)
             indexed += self._transact("index_messages", index, seconds=_STATEMENT_SECONDS)
             if on_batch is not None:
                 on_batch(indexed)
         return indexed
 
     def _batches_to_index(self, tenant_id: str | None) -> Iterator[dict[str, Any]]:
-        """Yield the parameters of INDEX_BATCH: several short conversations, or a part of a long one."""
+        """Yield the parameters of `_index`: several short conversations, or a part of a long one."""
         after = FIRST_ID
         while rows := self._execute(
-            "read_ids", recall.READ_IDS_TO_INDEX, {"tenant_id": tenant_id, "after": after, "limit": _IDS}
+            "read_ids", words.READ_IDS_TO_INDEX, {"tenant_id": tenant_id, "after": after, "limit": _IDS}
         ):
             after = rows[-1][0]
             ids: list[str] = []
@@ -178,21 +232,30 @@ class RecallOperations(EncryptionOperations):
                 yield {"ids": ids, "first": 0, "end": AFTER_ALL}
 
     def _index_after_setup(self) -> None:
-        self.index_messages(all_tenants=not self.tenant_id)
+        if not self._search.is_complete:
+            try:
+                tenant_id = self._scope(all_tenants=True)
+            except StoreError:
+                tenant_id = self.tenant_id  # row-level security keeps the others' rows from this role
+            self._index(tenant_id)
+            if tenant_id is None:
+                schema.mark_complete(self._database, self.schema)
+        self._embed_soon()
 
     def _require_search(self) -> None:
-        if not self._if_searched(recall.RECALL):
-            # It may have been made meanwhile.
-            self._check_schema()
-        if self._search is None:
+        with self._fitting_schema():
+            if self._search.language is None:
+                # It may have been made meanwhile.
+                self._check_schema()
+        if self._search.language is None:
             raise SchemaError(
                 f"messages cannot be recalled in the schema {self.schema!r}, for their words were never indexed: run "
                 "`pgmemory init --search` or call store.setup(search=True)"
             )
 
 
-def _index_batch(batch: dict[str, Any], execute: Execute) -> int:
-    ((count,),) = execute(recall.INDEX_BATCH, batch)
+def _index_batch(statement: str, batch: dict[str, Any], execute: Execute) -> int:
+    ((count,),) = execute(statement, batch)
     return int(count)
 
 

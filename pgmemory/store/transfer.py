@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from pgmemory.encryption import DataKey, Opener
 from pgmemory.models import AFTER_ALL, BEFORE_AGENT, ConversationKey, StoredMessage, StoredSummary
 from pgmemory.pool import Execute, StoreError
-from pgmemory.queries import log, recall, transfer
+from pgmemory.queries import log, transfer
 from pgmemory.rows import names_of, to_message, to_summary
 from pgmemory.store.encryption import EncryptionOperations
 
@@ -204,8 +204,7 @@ class TransferOperations(EncryptionOperations):
             data_key = self._key_to_seal_with(key, execute, has_key)
             sealed = parameters | {"key_id": data_key and data_key.key_id}
             if new:
-                insert = transfer.INSERT_NUMBERED + self._if_searched(recall.INDEX_NUMBERED)
-                execute(insert, sealed | _entry_parameters(new, data_key))
+                execute(transfer.INSERT_NUMBERED, sealed | _entry_parameters(new, data_key))
             if restored is not None:
                 execute(transfer.RESTORE_SUMMARIES, sealed | _summary_parameters(restored, summaries, data_key))
             return written
