@@ -57,6 +57,10 @@ class Workers:
             future.add_done_callback(_log_unheard)
             raise
 
+    def call(self, function: Callable[[], T]) -> T:
+        """Run a function in one of the threads, wait for it and return its result."""
+        return self._running().submit(function).result()
+
     def start(self, function: Callable[[], object]) -> None:
         """Run a function in one of the threads and go on; only once if it has yet to begin when it is asked for again.
 

@@ -1,11 +1,13 @@
-"""Stand-ins for the language model, the only thing that tests do not run for real."""
+"""Stand-ins for models of language, the only thing that tests do not run for real."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from langchain_core.callbacks import CallbackManagerForLLMRun
+from langchain_core.embeddings import Embeddings
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
@@ -64,3 +66,39 @@ def scripted(*answers: AIMessage | str | Exception) -> FakeChat:
         return given
 
     return FakeChat(answer=answer)
+
+
+_CONCEPTS = ({"dog", "puppy", "hound"}, {"car", "vehicle", "engine"}, {"parcel", "package", "delivery"})
+
+
+class FakeEmbeddings(Embeddings):
+    """Embeddings whose vectors count the words of a few concepts, and that note every text that they are given.
+
+    Attributes:
+        model: Its name.
+        batches: The texts of each call so far, in order; those of questions aside.
+        before: Called before each call with its texts; may raise or wait.
+    """
+
+    def __init__(self, model: str = "concepts", before: Callable[[list[str]], object] = lambda texts: None) -> None:
+        self.model = model
+        self.before = before
+        self.batches: list[list[str]] = []
+
+    @property
+    def texts(self) -> list[str]:
+        """All texts so far, in order; those of questions aside."""
+        return [text for batch in self.batches for text in batch]
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        self.batches.append(texts)
+        self.before(texts)
+        return [self._vector(text) for text in texts]
+
+    def embed_query(self, text: str) -> list[float]:
+        self.before([text])
+        return self._vector(text)
+
+    def _vector(self, text: str) -> list[float]:
+        words = re.findall(r"\w+", text.lower())
+        return [float(sum(word.rstrip("s") in concept for word in words)) for concept in _CONCEPTS] + [0.1]

@@ -16,17 +16,17 @@ from pgmemory.memory.selection import Selection, Verdict
 from pgmemory.memory.token_limit import TokenLimit, TokenLimitMemory, system_of, validated_limit
 from pgmemory.models import StoredMessage
 from pgmemory.said import to_messages
-from pgmemory.store.recall import RecalledTurn
+from pgmemory.store.recall import RecallBy, RecalledTurn
 from pgmemory.turns import Turn, shown
 
 
 class RecallMemory(TokenLimitMemory):
     """Show the newest turns, and before them the turns of this user's past that matter for the current input.
 
-    They are found by the words that they share with the input (see `ConversationStore.recall`), from the whole past,
-    whether or not this memory stored it, and shown whole, oldest first, after the preamble's system messages. Turns of
-    other conversations look like those of this one. The schema must have been set up with ``search``; encrypted
-    conversations cannot be recalled.
+    They are found by the words that they share with the input, by their meaning where the store has embeddings, and by
+    both together (see `ConversationStore.recall`), from the whole past, whether or not this memory stored it, and shown
+    whole, oldest first, after the preamble's system messages. Turns of other conversations look like those of this
+    one. The schema must have been set up with ``search``; encrypted conversations cannot be recalled.
 
     Where there is no input, as for `buffer` or `as_history`, the newest turns alone are shown.
 
@@ -37,12 +37,15 @@ class RecallMemory(TokenLimitMemory):
         k: How many of the newest turns are shown.
         recall_from: Whether to recall from all conversations of the ``"user"``, without logs that agents keep beside
             them, or from this ``"session"`` alone; the same without a user.
+        recall_by: How they are found: by their ``"words"``, their ``"meaning"`` or ``"both"``; None for both where
+            the store can, else for words. Words alone where the embedder fails.
         max_recalled: How many messages are recalled at most, each with its turn.
     """
 
     max_token_limit: TokenLimit = 2000
     k: int = Field(default=4, ge=0)
     recall_from: Literal["user", "session"] = "user"
+    recall_by: RecallBy | None = None
     max_recalled: int = Field(default=10, ge=0)
 
     @model_validator(mode="after")
@@ -51,8 +54,8 @@ class RecallMemory(TokenLimitMemory):
             validated_limit(self.max_token_limit, {})
         if self._store.keyring is not None:
             raise EncryptionError(
-                "RecallMemory finds turns by their words, which are not kept of what is encrypted: give it a store "
-                "without a keyring"
+                "RecallMemory finds turns by their words and their meaning, which are not kept of what is encrypted: "
+                "give it a store without a keyring"
             )
         return self
 
@@ -65,6 +68,7 @@ class RecallMemory(TokenLimitMemory):
             self.chat_memory.key,
             self._asked(inputs),
             k=self.max_recalled,
+            by=self.recall_by,
             whole_user=self.recall_from == "user",
             turns=self.k,
             before=self.chat_memory.before,
@@ -123,7 +127,7 @@ class RecallMemory(TokenLimitMemory):
                 reason = f"With the newest turns up to this one the limit of {selection.limit} tokens is passed."
                 verdicts.append(Verdict("beyond_limit", reason))
             elif is_shown:
-                verdicts.append(Verdict("kept", "Recalled: it shares words with the input, or its neighbours do."))
+                verdicts.append(Verdict("kept", "Recalled: it matters for the input, or what stands beside it does."))
             else:
                 reason = f"Neither among the last {self.k} turns nor recalled within {selection.limit} tokens."
                 verdicts.append(Verdict("irrelevant", reason))
@@ -133,6 +137,7 @@ class RecallMemory(TokenLimitMemory):
         return {
             "k": self.k,
             "recall_from": self.recall_from,
+            "recall_by": self.recall_by,
             "max_recalled": self.max_recalled,
             "max_token_limit": selection.limit,
         }

@@ -13,6 +13,9 @@ from pgmemory.queries.words import ROLES
 
 # Making it
 
+# Two schemas of one database may be set up at once.
+LOCK_EXTENSION = "select pg_advisory_xact_lock(hashtextextended('pgmemory extension', 0))"
+
 FIND_EXTENSION = """
 select quote_ident(n.nspname), coalesce(string_to_array(e.extversion, '.')::int[] >= array[0, 7], false), e.extversion
 from pg_catalog.pg_extension e join pg_catalog.pg_namespace n on n.oid = e.extnamespace

@@ -105,6 +105,7 @@ def _make_vectors(execute: Execute, schema: str, model: Model) -> None:
             f"embeddings: {model.name} makes vectors of {model.dimensions} numbers; pgvector takes 1 to "
             f"{_MOST_DIMENSIONS}"
         )
+    execute(meaning.LOCK_EXTENSION)
     if not execute(meaning.FIND_EXTENSION):
         if not execute(meaning.IS_AVAILABLE):
             raise SchemaError(

@@ -13,13 +13,14 @@ from pgmemory.pool import Execute
 from pgmemory.queries import branching, windows
 from pgmemory.rows import names_of, to_message, to_summary
 from pgmemory.store.encryption import EncryptionOperations
+from pgmemory.store.meaning import MeaningOperations
 
 _STATES = 100
 # A conversation of millions of messages is copied in one statement.
 _STATEMENT_SECONDS = 3600.0
 
 
-class BranchingOperations(EncryptionOperations):
+class BranchingOperations(EncryptionOperations, MeaningOperations):
     """What makes branches of a conversation, and finds where they may begin."""
 
     def fork(self, key: ConversationKey, session_id: str | int | uuid.UUID, *, at: int | None = None) -> None:
@@ -82,6 +83,7 @@ class BranchingOperations(EncryptionOperations):
             execute(branching.MARK, parameters)
 
         self._transact("fork", copy, seconds=_STATEMENT_SECONDS)
+        self._embed_soon()
 
     def read_states(self, key: ConversationKey, *, before: int = AFTER_ALL) -> Iterator[LogState]:
         """Yield the states of a conversation, newest first: one after each turn, and after what stands before them.

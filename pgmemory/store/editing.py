@@ -11,9 +11,10 @@ from pgmemory.queries import editing
 from pgmemory.rows import edit_parameters
 from pgmemory.store.base import refuse_held
 from pgmemory.store.encryption import EncryptionOperations
+from pgmemory.store.meaning import MeaningOperations
 
 
-class EditingOperations(EncryptionOperations):
+class EditingOperations(EncryptionOperations, MeaningOperations):
     """What changes messages that were stored."""
 
     def edit_turns(
@@ -57,4 +58,6 @@ class EditingOperations(EncryptionOperations):
                 execute(editing.APPLY_EDIT, parameters)
             return decided
 
-        return self._transact("edit_turns", edit)
+        edited = self._transact("edit_turns", edit)
+        self._embed_soon()
+        return edited

@@ -15,11 +15,12 @@ from pgmemory.queries.parts import only_noting_seals
 from pgmemory.rows import names_of
 from pgmemory.store.base import refuse_held
 from pgmemory.store.encryption import EncryptionOperations, Rows, notes_seals
+from pgmemory.store.meaning import MeaningOperations
 
 _logger = logging.getLogger(__name__)
 
 
-class LogOperations(EncryptionOperations):
+class LogOperations(EncryptionOperations, MeaningOperations):
     """What histories and memories are made of: each takes the key of a conversation."""
 
     def append(
@@ -62,6 +63,7 @@ class LogOperations(EncryptionOperations):
                 max_messages=max_messages,
                 time_to_live=self.time_to_live,
             )
+        self._embed_soon()
 
     def append_and_read_unsummarized(
         self,
@@ -90,6 +92,7 @@ class LogOperations(EncryptionOperations):
                 keeps_summary=True,
                 time_to_live=self.time_to_live,
             )
+            self._embed_soon()
             if self.keyring is not None or not notes_seals(rows):
                 return self._to_window(key, rows)
         # Only where the write was there already, so that nothing was read, or where something encrypted has no key.

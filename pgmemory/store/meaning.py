@@ -42,8 +42,12 @@ class MeaningOperations(StoreBase):
         except PgMemoryError as error:
             _logger.warning("messages cannot be recalled by their meaning yet, for no vector was made: %s", error)
 
-    def _embed_batch(self) -> int:
-        """Make the vectors of some messages that wait for them; return of how many, 0 when none waits.
+    def _embed_all(self) -> None:
+        while self._embed_batch():
+            pass
+
+    def _embed_batch(self) -> bool:
+        """Make the vectors of some messages that wait for them; return whether more may wait.
 
         The embedder is asked outside of any transaction. Two round trips; one if there is nothing to ask it.
 
@@ -52,13 +56,13 @@ class MeaningOperations(StoreBase):
         """
         vectors = self._vectors()
         if vectors is None:
-            return 0
+            return False
         parameters = {"lock": f"pgmemory vectors {self.schema} {self.tenant_id}", "lapse": _LAPSE, "limit": _BATCH}
         claimed = self._execute("claim_texts", meaning.CLAIM, {"tenant_id": self.tenant_id} | parameters)
         texts = {bytes(text_hash): text for text_hash, is_known, text in claimed if not is_known}
         if texts:
             self._embed(vectors, texts)
-        return len(claimed)
+        return len(claimed) == _BATCH
 
     def _embed(self, vectors: schema.Vectors, texts: dict[bytes, str]) -> None:
         """Make and store the vectors of claimed texts, by their hashes; give back those that could not be made."""

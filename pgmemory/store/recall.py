@@ -192,8 +192,8 @@ class RecallOperations(EncryptionOperations, MeaningOperations):
         """
         self._require_search()
         indexed = self._index(self._scope(all_tenants), on_batch)
-        while self._embed_batch():
-            pass
+        # Behind what is being made: it waits for that, too.
+        self._embedding_workers.call(self._embed_all)
         return indexed
 
     def _index(self, tenant_id: str | None, on_batch: Callable[[int], object] | None = None) -> int:

@@ -13,6 +13,7 @@ from pgmemory.pool import Execute, StoreError
 from pgmemory.queries import log, transfer
 from pgmemory.rows import names_of, to_message, to_summary
 from pgmemory.store.encryption import EncryptionOperations
+from pgmemory.store.meaning import MeaningOperations
 
 _IDS = 1000
 # A page holds a thousand messages, or fewer if they are larger than this.
@@ -91,7 +92,7 @@ class Written:
     conflict: str | None = None
 
 
-class TransferOperations(EncryptionOperations):
+class TransferOperations(EncryptionOperations, MeaningOperations):
     """What export and import are made of."""
 
     def require_schema(self) -> None:
@@ -210,11 +211,13 @@ class TransferOperations(EncryptionOperations):
             return written
 
         try:
-            return self._transact("write_entries", write, seconds=_STATEMENT_SECONDS)
+            written = self._transact("write_entries", write, seconds=_STATEMENT_SECONDS)
         except StoreError as error:
             if log.WRITE_ID_COLUMN in (error.constraint_name or ""):
                 return Written(conflict="a write of the same id is here under other numbers")
             raise
+        self._embed_soon()
+        return written
 
     def count_differing(self, key: ConversationKey, entries: Sequence[Entry], *, all_tenants: bool = False) -> int:
         """Return how many of these messages are not, or not so, in a conversation; no I/O for none."""
