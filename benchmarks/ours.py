@@ -19,7 +19,7 @@ from pgmemory import (
     SummaryMemory,
     TokenWindowMemory,
 )
-from pgmemory.history import to_stored_messages
+from pgmemory.logged import to_stored_messages
 from pgmemory.tokens import EncodingCounter
 
 SCHEMA = "ours"

@@ -7,7 +7,6 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass
 from functools import partial
 from traceback import walk_tb
 
@@ -23,13 +22,12 @@ from pgmemory.errors import (
     SchemaError,
     UnsavedTurn,
 )
-from pgmemory.models import AFTER_ALL, LogState, StoredMessage, StoredSummary, Window
+from pgmemory.logged import to_logged, to_stored_messages
+from pgmemory.models import AFTER_ALL, LogState
 from pgmemory.names import text_id
 from pgmemory.pool import StoreError
-from pgmemory.serialization import to_message, to_stored
+from pgmemory.serialization import to_message
 from pgmemory.store import ConversationStore
-from pgmemory.tokens import EncodingCounter
-from pgmemory.turns import LoggedMessage, shown_preamble
 
 _logger = logging.getLogger(__name__)
 
@@ -381,55 +379,3 @@ def _origin(error: Exception) -> str:
     """Return an error's type and the place where it was raised, without its text."""
     *_, (frame, line) = walk_tb(error.__traceback__)
     return f"{type(error).__name__} at {frame.f_code.co_filename}:{line}"
-
-
-def to_stored_messages(messages: Sequence[BaseMessage], counter: EncodingCounter | None = None) -> list[StoredMessage]:
-    """Turn messages into records, with their tokens if there is a counter of single messages.
-
-    Raises:
-        MessageNotStorableError: Names the message's place in the list and the value's in the message.
-    """
-    stored = []
-    for position, message in enumerate(messages):
-        record = to_stored(message, path=f"messages[{position}]")
-        if counter is not None:
-            count = counter.count_message(message)
-            record = record._replace(token_count=count, token_encoding=counter.label)
-        stored.append(record)
-    return stored
-
-
-@dataclass(frozen=True, slots=True)
-class LoggedWindow:
-    """A `Window` whose messages are LangChain's again; the attributes mean the same."""
-
-    system: list[LoggedMessage]
-    messages: list[LoggedMessage]
-    complete: bool
-    summary: StoredSummary | None
-    state: str | None
-
-
-def to_logged(stored: StoredMessage, encoding: str | None = None) -> LoggedMessage:
-    """Turn a record from the log into a message; its token count is kept if it was made with `encoding`."""
-    assert stored.message_index is not None, "a record from the log has an index"
-    known = encoding is not None and stored.token_encoding == encoding
-    return LoggedMessage(
-        to_message(stored),
-        stored.message_index,
-        stored.token_count if known else None,
-        stored.tags,
-        stored.judged_by,
-        stored.is_erased,
-    )
-
-
-def to_logged_window(window: Window, encoding: str | None = None) -> LoggedWindow:
-    """Turn a window's records into messages."""
-    return LoggedWindow(
-        shown_preamble([to_logged(stored, encoding) for stored in window.system]),
-        [to_logged(stored, encoding) for stored in window.messages],
-        window.complete,
-        window.summary,
-        window.state,
-    )

@@ -53,7 +53,7 @@ from pgmemory import (
     cli,
 )
 from pgmemory.encryption import Keyring
-from pgmemory.history import to_logged
+from pgmemory.logged import to_logged
 from pgmemory.memory.selection import Selection
 from pgmemory.turns import split_turns
 

@@ -16,7 +16,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, System
 from langchain_core.prompts import PromptTemplate
 from psycopg2.extensions import connection as Connection
 
-import pgmemory.history as history_room
+import pgmemory.logged as logged_room
 from pgmemory import BufferMemory, ConversationStore, PostgresChatMessageHistory, SummaryError, SummaryMemory
 
 MARKER = re.compile(r"\bm\d+[ha]\b")
@@ -414,8 +414,8 @@ def test_a_save_that_folds_nothing_makes_no_messages_of_what_it_reads(
     store: ConversationStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[object] = []
-    to_message = history_room.to_message
-    monkeypatch.setattr(history_room, "to_message", lambda stored: made.append(stored) or to_message(stored))
+    to_message = logged_room.to_message
+    monkeypatch.setattr(logged_room, "to_message", lambda stored: made.append(stored) or to_message(stored))
     memory = SummaryMemory(session_id="s", store=store, llm=scripted("a summary"), max_token_limit=200)
     for number in range(5):
         memory.save_context({"input": f"question {number}"}, {"output": "answer"})

@@ -207,7 +207,7 @@ def test_an_unsaved_turn_is_stored_once_though_it_was_there_already(
 
 
 def _records(*messages: BaseMessage) -> list[Any]:
-    from pgmemory.history import to_stored_messages
+    from pgmemory.logged import to_stored_messages
 
     return to_stored_messages(messages)
 

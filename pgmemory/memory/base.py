@@ -19,7 +19,8 @@ from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 from pgmemory._compat import BaseChatMemory
 from pgmemory.errors import ConfigurationError, MessageNotStorableError
 from pgmemory.formats import as_text
-from pgmemory.history import SAVE_ERRORS, PostgresChatMessageHistory, as_list, to_stored_messages
+from pgmemory.history import SAVE_ERRORS, PostgresChatMessageHistory, as_list
+from pgmemory.logged import to_stored_messages
 from pgmemory.memory.explanation import Explanation, explain_memory
 from pgmemory.memory.selection import Explainable, Selection, Verdict
 from pgmemory.memory.window_history import WindowHistory

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
-from pgmemory.history import to_logged, to_logged_window
+from pgmemory.logged import to_logged, to_logged_window
 from pgmemory.memory.base import PostgresChatMemory
 from pgmemory.memory.selection import Selection, Verdict, beyond_k
 from pgmemory.turns import Turn, shown, shown_preamble, split_turns

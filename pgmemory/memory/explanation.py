@@ -12,7 +12,7 @@ from langchain_core.messages import AIMessage, BaseMessage, FunctionMessage, Sys
 
 from pgmemory.errors import PgMemoryError
 from pgmemory.formats import text_with_calls
-from pgmemory.history import to_logged
+from pgmemory.logged import to_logged
 from pgmemory.memory.selection import Code, Explainable, Selection, SummaryMessage, Verdict
 from pgmemory.tokens import ESTIMATED, TOKENS_AROUND_ALL, CustomCounter, EncodingCounter
 from pgmemory.transcript import visible

@@ -11,7 +11,7 @@ from typing_extensions import Self
 
 from pgmemory.errors import EncryptionError
 from pgmemory.formats import text_of
-from pgmemory.history import to_logged
+from pgmemory.logged import to_logged
 from pgmemory.memory.selection import Selection, Verdict
 from pgmemory.memory.token_limit import TokenLimit, TokenLimitMemory, system_of, validated_limit
 from pgmemory.models import StoredMessage

@@ -15,8 +15,8 @@ from typing_extensions import Self
 
 from pgmemory.errors import ConfigurationError
 from pgmemory.formats import text_of
-from pgmemory.history import LoggedWindow
 from pgmemory.keywords import KeywordRule
+from pgmemory.logged import LoggedWindow
 from pgmemory.memory.selection import Selection, Verdict, beyond_k
 from pgmemory.memory.token_limit import TokenLimit, TokenLimitMemory, system_of, validated_limit
 from pgmemory.models import AFTER_ALL

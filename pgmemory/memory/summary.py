@@ -16,7 +16,8 @@ from typing_extensions import Self
 from pgmemory._compat import SUMMARY_PROMPT
 from pgmemory.errors import ConfigurationError, SummaryError
 from pgmemory.formats import text_of
-from pgmemory.history import LoggedWindow, as_list, to_stored_messages
+from pgmemory.history import as_list
+from pgmemory.logged import LoggedWindow, to_stored_messages
 from pgmemory.memory.base import PostgresChatMemory, messages_of
 from pgmemory.memory.selection import Selection, SummaryMessage, Verdict
 from pgmemory.memory.token_limit import TokenLimitMemory

@@ -13,7 +13,7 @@ from pydantic import Field, PlainSerializer, PrivateAttr, model_validator
 from typing_extensions import Self
 
 from pgmemory.errors import ConfigurationError
-from pgmemory.history import LoggedWindow, to_logged_window
+from pgmemory.logged import LoggedWindow, to_logged_window
 from pgmemory.memory.base import PostgresChatMemory
 from pgmemory.memory.selection import Selection, Verdict
 from pgmemory.models import AFTER_ALL, Window
