@@ -45,6 +45,7 @@ FLOORS = {
     "encryption": 2,
     "entities": 5,
     "errors": 1,
+    "findings": 2,
     "keywords": 1,
     "langgraph_store": 5,
     "logged": 3,

@@ -13,7 +13,8 @@ from psycopg2 import sql
 from psycopg2.extensions import connection as Connection
 
 from pgmemory import ConfigurationError, ConversationStore
-from pgmemory.models import FoundMessage, StoredMessage
+from pgmemory.findings import FoundMessage
+from pgmemory.models import StoredMessage
 
 Say = Callable[..., None]
 

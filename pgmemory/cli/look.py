@@ -17,7 +17,8 @@ from pgmemory.cli.app import json_option, main, print_json, with_store
 from pgmemory.cli.durations import Duration
 from pgmemory.cli.finding import find_conversation
 from pgmemory.cli.printing import in_utc, new_table, one_line, print_line, print_rich, size, while_read, written_file
-from pgmemory.models import AFTER_ALL, ConversationKey, ConversationRecord, Hit, SearchResult, StoredMessage
+from pgmemory.findings import Hit, SearchResult
+from pgmemory.models import AFTER_ALL, ConversationKey, ConversationRecord, StoredMessage
 from pgmemory.store import ConversationStore
 
 _all_tenants = click.option("--all-tenants", is_flag=True, help="Those of every tenant.")

@@ -9,7 +9,7 @@ import click
 from pgmemory.cli.app import json_option, main, print_json, with_store
 from pgmemory.cli.look import print_conversations
 from pgmemory.cli.printing import can_print, new_table, print_line, print_rich, size, while_read
-from pgmemory.models import DayOfGrowth, Statistics, TableSize
+from pgmemory.findings import DayOfGrowth, Statistics, TableSize
 from pgmemory.store import ConversationStore
 
 _BAR_COLUMNS = 40

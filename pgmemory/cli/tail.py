@@ -13,7 +13,8 @@ from pgmemory.cli.app import json_option, main, print_json, with_store
 from pgmemory.cli.finding import find_conversation
 from pgmemory.cli.look import message_form
 from pgmemory.cli.printing import one_line, print_line, while_read
-from pgmemory.models import ConversationKey, FoundMessage
+from pgmemory.findings import FoundMessage
+from pgmemory.models import ConversationKey
 from pgmemory.pool import StoreError
 from pgmemory.store import ConversationStore
 from pgmemory.store.inspection import Following

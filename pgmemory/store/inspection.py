@@ -8,16 +8,8 @@ from datetime import date, datetime, timedelta
 from typing import Any
 
 from pgmemory.errors import ConfigurationError
-from pgmemory.models import (
-    ConversationKey,
-    DayOfGrowth,
-    FoundMessage,
-    Hit,
-    SearchResult,
-    Statistics,
-    StoredMessage,
-    TableSize,
-)
+from pgmemory.findings import DayOfGrowth, FoundMessage, Hit, SearchResult, Statistics, TableSize
+from pgmemory.models import ConversationKey, StoredMessage
 from pgmemory.names import text_id
 from pgmemory.pool import Execute
 from pgmemory.queries import inspection
