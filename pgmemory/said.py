@@ -1,4 +1,4 @@
-"""What a chain or an agent says, as messages."""
+"""What a chain or an agent says: which of a chain's inputs and outputs it is, and that as messages."""
 
 from __future__ import annotations
 
@@ -25,10 +25,43 @@ _BLOCK_TYPES = {
 STEPS = "intermediate_steps"
 """The output in which AgentExecutor returns an agent's steps."""
 
+# LangChain's own words, which applications may look for.
+_KEYS_EXPECTED = {"input_key": "One input key expected got", "output_key": "Got multiple output keys:"}
+
 _NOT_IN_A_NAME = re.compile("[^a-zA-Z0-9_-]")
 
 # LangChain's own name for the one argument of a tool that takes a text.
 _SINGLE_ARGUMENT = "__arg1"
+
+
+def said_key(
+    memory: str, field: str, key: str | None, values: dict[str, Any], *, without: set[str], fallback: str | None = None
+) -> str:
+    """Return the key of what was said among a chain's inputs or outputs.
+
+    Args:
+        memory: The class of the memory that stores it, for errors.
+        field: The memory's field that names the key: ``input_key`` or ``output_key``.
+        key: What that is set to; None to take the only one there is.
+        values: The chain's inputs or outputs.
+        without: Keys of what nobody said.
+        fallback: The key to take if there are several.
+
+    Raises:
+        ConfigurationError: It cannot be told; the text names the keys that there are.
+    """
+    candidates = [name for name in values if name not in without]
+    if key is None and len(candidates) == 1:
+        key = candidates[0]
+    elif key is None and fallback in candidates:
+        key = fallback
+    if key is None or key not in values:
+        problem = f"{field} is {key!r}, which is not there" if key is not None else f"{field} is not set"
+        raise ConfigurationError(
+            f"{_KEYS_EXPECTED[field]} {sorted(candidates)}: {memory} cannot tell which to store, for "
+            f"{problem}. Set {field} to what was said, not to what another memory fills in"
+        )
+    return key
 
 
 def to_messages(said: Any, message_class: type[HumanMessage] | type[AIMessage], path: str) -> list[BaseMessage]:

@@ -24,15 +24,13 @@ from pgmemory.logged import to_stored_messages
 from pgmemory.memory.explanation import Explanation, explain_memory
 from pgmemory.memory.selection import Explainable, Selection, Verdict
 from pgmemory.memory.window_history import WindowHistory
-from pgmemory.said import STEPS, steps_to_messages, to_messages
+from pgmemory.said import STEPS, said_key, steps_to_messages, to_messages
 from pgmemory.store import ConversationStore
 from pgmemory.tokens import CustomCounter, EncodingCounter
 from pgmemory.turns import LoggedMessage, Turn
 
 Memory = TypeVar("Memory", bound="PostgresChatMemory")
 
-# LangChain's own words, which applications may look for.
-_KEYS_EXPECTED = {"input_key": "One input key expected got", "output_key": "Got multiple output keys:"}
 _SHORTHAND = ("session_id", "store", "user_id", "max_messages")
 
 
@@ -220,13 +218,19 @@ class PostgresChatMemory(BaseChatMemory):
         Raises:
             ConfigurationError: It cannot be told which input or output was said; the text names those there are.
         """
-        said = self._pick("input_key", self.input_key, inputs, without={*self.memory_variables, "stop"})
-        answered = self._pick("output_key", self.output_key, outputs, without={STEPS}, fallback="output")
+        said = self._input_said(inputs)
+        memory = type(self).__name__
+        answered = said_key(memory, "output_key", self.output_key, outputs, without={STEPS}, fallback="output")
         return [
             *self._to_messages(inputs[said], HumanMessage, f"inputs[{said!r}]"),
             *(self._step_messages(outputs) if self.save_intermediate_steps else []),
             *self._to_messages(outputs[answered], AIMessage, f"outputs[{answered!r}]"),
         ]
+
+    def _input_said(self, inputs: dict[str, Any]) -> str:
+        """Return the key of the input that the human said."""
+        nobodys = {*self.memory_variables, "stop"}
+        return said_key(type(self).__name__, "input_key", self.input_key, inputs, without=nobodys)
 
     def _to_messages(
         self, said: Any, message_class: type[HumanMessage] | type[AIMessage], place: str
@@ -383,29 +387,6 @@ class PostgresChatMemory(BaseChatMemory):
 
     def _as_text(self, messages: list[BaseMessage]) -> str:
         return self.formatter(messages, self.human_prefix, self.ai_prefix)
-
-    def _pick(
-        self,
-        field: str,
-        key: str | None,
-        values: dict[str, Any],
-        *,
-        without: set[str] | frozenset[str] = frozenset(),
-        fallback: str | None = None,
-    ) -> str:
-        """Return the key of what was said."""
-        candidates = [name for name in values if name not in without]
-        if key is None and len(candidates) == 1:
-            key = candidates[0]
-        elif key is None and fallback in candidates:
-            key = fallback
-        if key is None or key not in values:
-            problem = f"{field} is {key!r}, which is not there" if key is not None else f"{field} is not set"
-            raise ConfigurationError(
-                f"{_KEYS_EXPECTED[field]} {sorted(candidates)}: {type(self).__name__} cannot tell which to store, for "
-                f"{problem}. Set {field} to what was said, not to what another memory fills in"
-            )
-        return key
 
 
 def messages_of(parts: Sequence[Sequence[LoggedMessage]]) -> list[BaseMessage]:

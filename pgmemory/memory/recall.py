@@ -103,7 +103,7 @@ class RecallMemory(TokenLimitMemory):
         """Return the text of what the human says in this call; empty where there is no call."""
         if not inputs.keys() - {*self.memory_variables, "stop"}:
             return ""
-        said = self._pick("input_key", self.input_key, inputs, without={*self.memory_variables, "stop"})
+        said = self._input_said(inputs)
         return "\n".join(text_of(message) for message in to_messages(inputs[said], HumanMessage, f"inputs[{said!r}]"))
 
     def _logged(self, messages: Sequence[StoredMessage]) -> Turn:
