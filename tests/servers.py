@@ -22,7 +22,8 @@ from conftest import RUN_FOLDER
 from psycopg2.extensions import make_dsn
 from waiting import wait_until
 
-from pgmemory.embedded import LocalServer
+from pgmemory.embedded.account import account_for
+from pgmemory.embedded.binaries import find_binaries, run_program
 
 _DEADLINE_SECONDS = 60.0
 _POLL_SECONDS = 0.02
@@ -75,8 +76,7 @@ class _Daemon:
         self.folder = folder
         self.dsn = dsn
         self._log = folder / "server.log"
-        self._tools = LocalServer(folder)
-        self._account = self._tools._account()
+        self._account = account_for(folder / "data")
         self._process: subprocess.Popen[bytes] | None = None
         self._life = -1  # the reading end of a pipe whose writing end every process of the daemon holds
 
@@ -145,14 +145,14 @@ class Server(_Daemon):
         self._data = folder / "data"
         self._data.mkdir(mode=0o700)
         self._give_away(self._data)
-        self._bin_dir = self._tools._find_binaries(self._account, None)
+        self._bin_dir = find_binaries(folder, None, self._account, None)
 
     @classmethod
     def initialise(cls, folder: Path, **settings: str) -> Server:
         """Make the data of a new server with these settings; it is not started."""
         server = cls(folder)
         arguments = ("--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync")
-        server._tools._postgres(server._bin_dir / "initdb", *arguments, cwd=server._data, account=server._account)
+        run_program(server._bin_dir / "initdb", *arguments, cwd=server._data, account=server._account)
         server._configure(_SETTINGS | settings)
         return server
 

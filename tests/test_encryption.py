@@ -184,9 +184,9 @@ def test_equal_messages_are_stored_as_different_texts(encrypted: ConversationSto
 
 def pg_dump(dsn: str, schema: str, folder: Path) -> bytes | None:
     """Dump a schema with a pg_dump that is not older than the server; None if there is none."""
-    from pgmemory.embedded import _package_bin_dir, _system_bin_dirs
+    from pgmemory.embedded.binaries import package_bin_dir, system_bin_dirs
 
-    folders = [folder for folder in (_package_bin_dir(), *_system_bin_dirs()) if folder is not None]
+    folders = [folder for folder in (package_bin_dir(), *system_bin_dirs()) if folder is not None]
     programs = [str(folder / "pg_dump") for folder in folders] + [shutil.which("pg_dump") or ""]
     for program in filter(os.path.isfile, programs):
         target = folder / "dump.sql"

