@@ -47,8 +47,8 @@ class Crowd(NamedTuple):
     store: ConversationStore
     pool: CountingPool
 
-    def sent_by(self, call: Callable[[], object]) -> str:
-        """Return the one query that a call sends, its values filled in."""
+    def sent_by(self, call: Callable[[], object], holding: str = "") -> str:
+        """Return the one query that a call sends, or the one that holds a text, its values filled in."""
         sent: list[str] = []
         execute = CountingCursor.execute
 
@@ -59,7 +59,7 @@ class Crowd(NamedTuple):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(CountingCursor, "execute", noting)
             call()
-        (query,) = sent
+        (query,) = (query for query in sent if holding in query)
         return query
 
     def explained(self, query: str, beginning: str) -> dict[str, Any]:

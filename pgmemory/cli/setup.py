@@ -54,7 +54,12 @@ def init(
     if as_json:
         mode = current.row_level_security
         print_json(
-            {"schema": store.schema, "applied": applied, "row_level_security": mode, "search": current.search.language}
+            {
+                "schema": store.schema,
+                "applied": applied,
+                "row_level_security": mode,
+                "search": current.search.language,
+            }
         )
         return
     for name in applied:
@@ -81,6 +86,7 @@ def status(store: ConversationStore, as_json: bool) -> None:
       pgmemory status --dsn postgresql://app@db/support
     """
     current = store.schema_status()
+    vectors = current.search.vectors
     if as_json:
         pending = [f"{migration.version:04}_{migration.name}" for migration in current.pending]
         print_json(
@@ -92,6 +98,7 @@ def status(store: ConversationStore, as_json: bool) -> None:
                 "row_level_security": current.row_level_security,
                 "deviating": current.deviating,
                 "search": current.search.language,
+                "meaning": vectors and {"model": vectors.model, "dimensions": vectors.dimensions},
             }
         )
     else:
@@ -111,7 +118,9 @@ def _print_status(current: migrations.SchemaStatus) -> None:
         pending = migration in current.pending
         table.add_row(str(migration.version), migration.name, "pending" if pending else "applied")
     Console().print(table)
+    vectors = current.search.vectors
     click.echo(f"search: {current.search.language or 'off'}")
+    click.echo(f"meaning: {f'{vectors.model}, {vectors.dimensions} numbers' if vectors else 'off'}")
     but = f", but not so: {', '.join(current.deviating)}" if current.deviating else ""
     click.echo(f"row-level security: {current.row_level_security}{but}")
 

@@ -83,11 +83,12 @@ similar_ones as materialized (
     where mine.is_recalled
 ),
 by_meaning as materialized (
-    select s.at, s.similarity - m.mean as score
-    -- What means nothing is at no distance from anything.
+    -- Where all are alike, as where there is one, none is unrelated.
+    select s.at, case when r.best - r.mean < 1e-6 then 1 else (s.similarity - r.mean) / (r.best - r.mean) end as score
     from similar_ones s cross join (
-        select avg(similarity) as mean from similar_ones where similarity <> 'NaN') m
-    where s.similarity <> 'NaN' and s.similarity > m.mean
+        -- What means nothing is at no distance from anything.
+        select avg(similarity) as mean, max(similarity) as best from similar_ones where similarity <> 'NaN') r
+    where s.similarity <> 'NaN' and s.similarity > r.mean - 1e-6
 )"""
 
 # Scores of two kinds add up where each goes from what an unrelated message has, which is no word or the mean
@@ -99,7 +100,7 @@ scored as materialized (
     from (
         select w.at, w.score / (select max(score) from by_words) as score from by_words w
         union all
-        select m.at, m.score / (select max(score) from by_meaning) from by_meaning m) b
+        select m.at, m.score from by_meaning m) b
     group by b.at
 )"""
 
