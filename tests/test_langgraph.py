@@ -507,8 +507,6 @@ def test_the_commands_go_there_and_back(
     back = ("copy-from-langgraph", "--from-dsn", threads_dsn, "--schema", store.schema)
     ended = call(*there, "--dry-run", dsn=server_dsn)
     assert ended.code == 0 and ended.output.startswith("would write 2 threads with 4 messages, of 2 conversations;")
-    ended = call(*back, "--dry-run", dsn=server_dsn)
-    assert ended.code == 0 and ended.output.startswith("would copy 0 messages of 0 threads;")
     for expected in ({"threads": 1, "already_there": 0}, {"threads": 0, "already_there": 1}):
         ended = call(*there, "--user", "u7", "--session", "s", "--json", dsn=server_dsn)
         assert ended.code == 0 and json.loads(ended.output).items() >= expected.items()
@@ -521,6 +519,25 @@ def test_the_commands_go_there_and_back(
     assert call(*there, "--thread-id", "session", "--user", "u8", dsn=server_dsn).code == 0
     ended = call(*there, "--thread-id", "session", dsn=server_dsn)
     assert ended.code == 1 and ended.errors.startswith("conflict: session 's' of user 'u7': thread 's' is there, ")
+
+
+def test_where_langgraphs_tables_were_never_made_nothing_is_copied_back_and_both_ways_say_so(
+    call: Callable[..., Ended], server_dsn: str, store: ConversationStore, threads_dsn: str
+) -> None:
+    back = ("copy-from-langgraph", "--from-dsn", threads_dsn, "--schema", store.schema)
+    where = psycopg.conninfo.conninfo_to_dict(server_dsn)
+    for options in ((), ("--dry-run",), ("--json",), ("--thread", "s")):
+        ended = call(*back, *options, dsn=server_dsn)
+        test_cli.failed(ended, "no tables of LangGraph", repr(where["dbname"]), str(where["host"]), "--from-dsn")
+        assert ended.output == ""
+    say(store, *dialogue(1))
+    with PostgresSaver.from_conn_string(threads_dsn) as saver:
+        for copy in (copy_to_langgraph, copy_from_langgraph):
+            for dry_run in (False, True):
+                with pytest.raises(ConfigurationError, match=r"no tables of LangGraph.*saver\.setup\(\)"):
+                    copy(store, saver, dry_run=dry_run)
+        saver.setup()
+        assert copy_from_langgraph(store, saver).conversations == 0
 
 
 @pytest.mark.parametrize("dsn", [f"host=127.0.0.1 port=1 password={test_cli.PASSWORD}", f"x {test_cli.PASSWORD}"])

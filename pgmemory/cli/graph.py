@@ -56,12 +56,14 @@ def copy_to(
       pgmemory copy-to-langgraph --dry-run
       pgmemory copy-to-langgraph --to-dsn postgresql://app@new/agents --user u7
     """
-    from pgmemory.transfer.graph_threads import copy_to_langgraph
+    from pgmemory.transfer.graph_threads import copy_to_langgraph, has_tables
 
-    with _saver(to_dsn, create=not dry_run) as saver, progress_bar("copying") as progress:
+    with _saver(to_dsn) as saver, progress_bar("copying") as progress:
+        if not dry_run:
+            saver.setup()
         report = copy_to_langgraph(
             store,
-            saver,
+            saver if has_tables(saver) else _empty_saver(),
             user_id=user,
             session_id=session,
             thread_id=(lambda key: key.session_id) if thread_id == "session" else None,
@@ -98,16 +100,23 @@ def copy_from(
     """Copy what threads of LangGraph's PostgresSaver hold into conversations.
 
     A thread that was copied from here adds what was said since; every other one becomes a conversation of its name.
-    Safe to run twice. Exit code 1 if a conversation is another one here, or has gone on here.
+    Safe to run twice. Exit code 1 if a conversation is another one here, or has gone on here, and if LangGraph has no
+    tables there.
 
     \b
     Examples:
       pgmemory copy-from-langgraph --dry-run
       pgmemory copy-from-langgraph --thread 7001 --thread 7002 --user u7
     """
-    from pgmemory.transfer.graph_threads import copy_from_langgraph
+    from pgmemory.transfer.graph_threads import copy_from_langgraph, has_tables
 
-    with _saver(from_dsn, create=False) as saver, progress_bar("copying") as progress:
+    with _saver(from_dsn) as saver, progress_bar("copying") as progress:
+        if not has_tables(saver):
+            found = saver.conn.info
+            raise click.ClickException(
+                f"there are no tables of LangGraph in the database {found.dbname!r} at {found.host}:{found.port}, in "
+                "any schema of the search_path: say with --from-dsn where its threads are"
+            )
         report = copy_from_langgraph(
             store,
             saver,
@@ -141,11 +150,10 @@ def _end(report: Any, as_json: bool, told: str) -> None:
 
 
 @contextmanager
-def _saver(dsn: str | None, *, create: bool) -> Iterator[BaseCheckpointSaver[Any]]:
-    """Open LangGraph's PostgresSaver; where its tables are missing and shall not be made, an empty one in memory."""
+def _saver(dsn: str | None) -> Iterator[Any]:
+    """Open LangGraph's PostgresSaver; its tables may be missing."""
     try:
         import psycopg
-        from langgraph.checkpoint.memory import InMemorySaver
         from langgraph.checkpoint.postgres import PostgresSaver
         from psycopg.conninfo import make_conninfo
     except ImportError as error:
@@ -159,21 +167,13 @@ def _saver(dsn: str | None, *, create: bool) -> Iterator[BaseCheckpointSaver[Any
     where = make_conninfo(**read_dsn(given, "pgmemory"))
     try:
         with PostgresSaver.from_conn_string(where) as saver:
-            if create:
-                saver.setup()
-            elif not _has_tables(saver):
-                yield InMemorySaver()
-                return
             yield saver
     except psycopg.Error as error:
         raise click.ClickException(f"LangGraph's database: {' '.join(str(error).split())}") from error
 
 
-def _has_tables(saver: BaseCheckpointSaver[Any]) -> bool:
-    from psycopg.errors import UndefinedTable
+def _empty_saver() -> BaseCheckpointSaver[Any]:
+    """Return what a dry run finds where LangGraph's tables are still to be made."""
+    from langgraph.checkpoint.memory import InMemorySaver
 
-    try:
-        saver.get_tuple({"configurable": {"thread_id": ""}})
-    except UndefinedTable:
-        return False
-    return True
+    return InMemorySaver()

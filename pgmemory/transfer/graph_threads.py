@@ -37,6 +37,7 @@ _PAGE_CHECKPOINTS = 50
 # As LangGraph names what its own agents do last; any agent takes a thread from there.
 _LAST_NODE = "model"
 _COPIED_FROM = {"copied_from": "pgmemory"}
+_UNDEFINED_TABLE = "42P01"
 
 
 @dataclass(slots=True)
@@ -113,7 +114,7 @@ def copy_to_langgraph(
         on_progress: Called after each conversation with how many messages were passed, about, and how many there are.
 
     Raises:
-        ConfigurationError: An argument is wrong, or LangGraph is not installed.
+        ConfigurationError: An argument is wrong, LangGraph is not installed, or its tables were never made.
         StoreError: The database refused or could not be reached. What the saver raises is passed on. Run it again.
     """
     write = _writer(saver)
@@ -186,8 +187,8 @@ def copy_from_langgraph(
         on_progress: Called after each batch of messages with how many threads were read, and how many there are.
 
     Raises:
-        ConfigurationError: An argument is wrong, LangGraph is not installed or, with `strict`, something cannot be
-            read.
+        ConfigurationError: An argument is wrong, LangGraph is not installed, its tables were never made or, with
+            `strict`, something cannot be read.
         StoreError: The database refused or could not be reached. What the saver raises is passed on. Run it again.
     """
     _check(saver)
@@ -279,6 +280,22 @@ def _check(saver: Any) -> None:
             f"saver must be a checkpointer of LangGraph, such as a PostgresSaver, not {type(saver).__name__}; "
             "PostgresSaver.from_conn_string is to be entered: with … as saver"
         )
+    if not has_tables(saver):
+        raise ConfigurationError(
+            "there are no tables of LangGraph in the saver's database, in any schema of its search_path: give a saver "
+            "of the database where the threads are, or make the tables with saver.setup()"
+        )
+
+
+def has_tables(saver: Saver) -> bool:
+    """Tell whether a saver's tables are there; those of a PostgresSaver are not before its `setup`."""
+    try:
+        saver.get_tuple(_config(""))
+    except Exception as error:
+        if getattr(error, "sqlstate", None) != _UNDEFINED_TABLE:  # as psycopg's errors have it
+            raise
+        return False
+    return True
 
 
 def _writer(saver: Saver) -> Callable[[str, list[BaseMessage], dict[str, Any]], object]:
