@@ -5,9 +5,10 @@ Needs the extra ``langgraph``; nothing else of pgmemory imports this.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from datetime import timedelta
+from itertools import zip_longest
 from typing import Any
 
 try:
@@ -94,18 +95,34 @@ class PostgresItemStore(BaseStore):
         return [SearchItem(**_shared(item), score=item.score) for item in found]
 
     def _list_namespaces(self, op: ListNamespacesOp) -> list[tuple[str, ...]]:
-        paths: dict[str, tuple[str, ...]] = {}
+        prefixes: list[Sequence[str]] = []
+        suffixes: list[Sequence[str]] = []
         for match_type, path in op.match_conditions or ():
-            if match_type in paths:
-                raise ConfigurationError(f"namespaces can be asked for by one {match_type}, not by several")
-            paths[match_type] = path
+            if match_type not in ("prefix", "suffix"):
+                raise ConfigurationError(f"namespaces can be asked for by prefix or suffix, not by {match_type!r}")
+            (prefixes if match_type == "prefix" else suffixes).append(path)
+        prefix = _together(prefixes)
+        suffix = _together([path[::-1] for path in suffixes])
+        if prefix is None or suffix is None:
+            return []
         return self.items.list_namespaces(
-            prefix=paths.get("prefix", ()),
-            suffix=paths.get("suffix", ()),
+            prefix=prefix,
+            suffix=suffix[::-1],
             max_depth=op.max_depth,
             limit=op.limit,
             offset=op.offset,
         )
+
+
+def _together(prefixes: Iterable[Sequence[str]]) -> list[str] | None:
+    """Return the prefix of what begins with each of these, `*` being any label; None if nothing can."""
+    together = []
+    for labels in zip_longest(*prefixes, fillvalue="*"):
+        asked = set(labels) - {"*"}
+        if len(asked) > 1:
+            return None
+        together.append(asked.pop() if asked else "*")
+    return together
 
 
 def _shared(item: Item) -> dict[str, Any]:

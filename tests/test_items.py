@@ -406,6 +406,24 @@ def test_pages_and_namespaces_are_in_the_order_of_langgraphs_own(store: Conversa
     assert ours.list_namespaces() == theirs.list_namespaces()
 
 
+def test_of_several_prefixes_and_suffixes_all_hold_as_in_langgraphs_own(store: ConversationStore) -> None:
+    ours, theirs = PostgresItemStore(store.items("u")), InMemoryStore()
+    for namespace in (("a",), ("a", "b"), ("a", "c"), ("a", "b", "c"), ("b", "a", "c"), ("a", "b", "c", "d")):
+        ours.put(namespace, "k", {})
+        theirs.put(namespace, "k", {})
+    paths = [("a",), ("b",), ("*", "b"), ("a", "*", "c"), ("*", "*", "*"), ()]
+    several = [
+        (MatchCondition(first, one), MatchCondition(second, other), MatchCondition("prefix", ("*",)))
+        for first, second in (("prefix", "prefix"), ("suffix", "suffix"), ("prefix", "suffix"))
+        for one in paths
+        for other in paths
+    ]
+    for depth in (None, 2):
+        asked = [ListNamespacesOp(conditions, depth) for conditions in several]  # type: ignore[arg-type]
+        found = theirs.batch(asked)
+        assert ours.batch(asked) == found and 0 < sum(map(bool, found)) < len(found)
+
+
 def test_asynchronous_callers_get_the_same_beside_the_event_loop(store: ConversationStore) -> None:
     graph_store = PostgresItemStore(store.items("u"))
 
@@ -445,9 +463,9 @@ def test_a_search_of_langgraphs_has_scores(store: ConversationStore) -> None:
 def test_the_adapter_takes_items_and_nothing_else(store: ConversationStore) -> None:
     with pytest.raises(ConfigurationError, match="must be an ItemStore"):
         PostgresItemStore(store)  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="one prefix"):
-        several = (MatchCondition("prefix", ("a",)), MatchCondition("prefix", ("b",)))
-        PostgresItemStore(store.items("u")).batch([ListNamespacesOp(several)])
+    with pytest.raises(ConfigurationError, match="not by 'infix'"):
+        infix = MatchCondition("infix", ("a",))  # type: ignore[arg-type]
+        PostgresItemStore(store.items("u")).batch([ListNamespacesOp((infix,))])
 
 
 @pytest.mark.parametrize("namespace", ["facts", None, ["a", ""]])
