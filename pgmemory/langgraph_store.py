@@ -6,7 +6,6 @@ Needs the extra ``langgraph``; nothing else of pgmemory imports this.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
 from datetime import timedelta
 from itertools import zip_longest
 from typing import Any
@@ -34,7 +33,7 @@ from pgmemory.errors import ConfigurationError
 from pgmemory.models import Item
 from pgmemory.store.items import ItemStore, Put
 
-_SHARED_FIELDS = [field.name for field in fields(Item) if field.name != "score"]
+_SHARED_FIELDS = ("namespace", "key", "value", "created_at", "updated_at")
 
 
 class PostgresItemStore(BaseStore):

@@ -210,6 +210,7 @@ class Item:
         value: The object.
         created_at: When it was first put (aware).
         updated_at: When it was last put (aware).
+        expires_at: When it expires if it is neither read nor put before (aware); None for never.
         score: How well a search by words found it, the larger the better; None if none was asked for.
     """
 
@@ -218,6 +219,7 @@ class Item:
     value: dict[str, Any]
     created_at: datetime
     updated_at: datetime
+    expires_at: datetime | None = None
     score: float | None = None
 
 

@@ -255,6 +255,25 @@ def test_reading_lets_a_time_to_live_begin_anew_unless_it_is_told_not_to(
     assert now["got"] > made["got"]
 
 
+def test_an_item_says_when_it_expires_as_it_stands_after_it_was_read(
+    store: ConversationStore, admin: Connection
+) -> None:
+    items = store.items("u")
+    items.put(("facts",), "k", {"text": "word"}, time_to_live=HOUR)
+    for refresh in (False, True):
+        for read in (
+            lambda: items.get(("facts",), "k", refresh_time_to_live=refresh),  # noqa: B023
+            lambda: items.search(query="word", refresh_time_to_live=refresh)[0],  # noqa: B023
+        ):
+            before = expiry(admin, store)["k"]
+            item = read()
+            assert item is not None and item.expires_at == expiry(admin, store)["k"]
+            assert (item.expires_at > before) == refresh
+    items.put(("facts",), "k", {})
+    (item,) = items.search()
+    assert item.expires_at is None
+
+
 def test_reading_does_not_wait_for_a_writer(store: ConversationStore, admin: Connection) -> None:
     items = store.items("u")
     items.put(("facts",), "k", {}, time_to_live=HOUR)

@@ -56,6 +56,11 @@ refreshed as (
 )"""
 
 
+def _expires_at(refresh: str) -> str:
+    """Return an expression for when an item expires, once it is read."""
+    return f"case when {refresh} then statement_timestamp() + i.time_to_live else i.expires_at end as expires_at"
+
+
 GET = (
     READ_COMMITTED
     + f"""
@@ -64,9 +69,9 @@ with asked as materialized (
     limit %(count)s -- tells the planner how many
 ),
 {_refreshing("asked")}
-select e.namespace, e.key, e.value::text, e.created_at, e.updated_at
+select e.namespace, e.key, e.value::text, e.created_at, e.updated_at, e.expires_at
 from asked a cross join lateral (
-    select i.* from {{schema}}.items i
+    select i.namespace, i.key, i.value, i.created_at, i.updated_at, {_expires_at("a.refresh")} from {{schema}}.items i
     where {_OWN} and i.namespace = a.namespace and i.key = a.key and {_LIVE}
     limit 1
 ) e;
@@ -100,11 +105,12 @@ _ASKED_WORDS = r"""(
         select string_agg('''' || replace(replace(w.lexeme, '\', '\\'), '''', '''''') || '''', ' | ')::tsquery
         from unnest(to_tsvector('simple', %(query)s::text)) w)"""
 
-SEARCH = (
-    READ_COMMITTED
-    + f"""
+
+def _search(refreshing: str) -> str:
+    return f"""{READ_COMMITTED}
 with found as materialized (
-    select i.namespace, i.key, i.value, i.created_at, i.updated_at, %(refresh)s as refresh,
+    select i.namespace, i.key, i.value, i.created_at, i.updated_at, {_expires_at("%(refresh)s")},
+           %(refresh)s as refresh,
            case when %(query)s::text is not null then ts_rank(i.words, asked.words, 1) end as score
     from {{schema}}.items i cross join (select {_ASKED_WORDS} as words) asked
     where {_OWN} and {_LIVE} and {_BELOW_PREFIX}
@@ -112,14 +118,18 @@ with found as materialized (
       and (%(conditions)s::jsonb = '[]' or {_MEETS_CONDITIONS})
     order by score desc nulls last, i.updated_at desc, i.namespace, i.key
     limit %(limit)s offset %(offset)s
-),
-{_refreshing("found")}
-select f.namespace, f.key, f.value::text, f.created_at, f.updated_at, f.score
+){refreshing}
+select f.namespace, f.key, f.value::text, f.created_at, f.updated_at, f.expires_at, f.score
 from found f
 order by f.score desc nulls last, f.updated_at desc, f.namespace, f.key;
 """
-)
+
+
+SEARCH = _search(f",{_refreshing('found')}")
 """Search below a prefix: by words, best first, or all, last updated first."""
+
+LOOK = _search("")
+"""Search and refresh nothing, which a role or a server that only reads can."""
 
 LIST_NAMESPACES = f"""
 select distinct i.namespace[1:%(max_depth)s]

@@ -201,11 +201,12 @@ class ItemStore:
             **_range(namespace_prefix),
             **_page(limit, offset),
             "query": None if query is None else _text("query", query),
-            "conditions": _json("filter", list(_conditions((), filter or {}))),
+            "conditions": _json("filter", list(_conditions((), filter))) if filter else "[]",
             "refresh": bool(refresh_time_to_live),
         }
+        statement = items.SEARCH if refresh_time_to_live else items.LOOK
         with _storable("filter"):
-            rows = self._store._execute("search_items", items.SEARCH, self._own | parameters)
+            rows = self._store._execute("search_items", statement, self._own | parameters)
         return [_to_item(row) for row in rows]
 
     def list_namespaces(
