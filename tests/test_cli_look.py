@@ -1,4 +1,4 @@
-"""The commands that look: ls, show, tail, search, stats; as people and scripts run them."""
+"""The commands that look: ls, show, tail, search, stats, items; as people and scripts run them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from pgmemory.models import StoredMessage
 
 call = test_cli.call
 Call = Callable[..., Ended]
-COMMANDS = {"ls": (), "show": ("s",), "tail": (), "search": ("q",), "stats": ()}
+COMMANDS = {"ls": (), "show": ("s",), "tail": (), "search": ("q",), "stats": (), "items": ()}
 ESCAPE = "\x1b"
 
 
@@ -444,6 +444,62 @@ def test_stats_of_an_empty_store_are_zeros(pgmemory: Call) -> None:
     assert "biggest" not in ended.output
 
 
+# --- items -----------------------------------------------------------------------------------------------------------
+
+
+def test_items_shows_whose_it_is_asked_for_and_lets_no_time_to_live_begin_anew(
+    store: ConversationStore, pgmemory: Call, admin: Connection
+) -> None:
+    store.items("u").put(("facts", "food"), "a key", {"likes": f"Käse{ESCAPE}[31m", "n": [1, None]})
+    store.items("u").put(("facts",), "pet", {"kind": "dog"}, time_to_live=timedelta(hours=1))
+    store.items().put(("policy",), "refunds", {"days": 30})
+    store.items("u", session_id="s").put(("entities",), "Ada", {"summary": "Ada waits."})
+    say(store, "s", "q", user_id="u")
+    time = r"\d{4}-\d\d-\d\d \d\d:\d\d UTC"
+    ended = pgmemory("items", "--user", "u")
+    assert (ended.code, ended.errors) == (0, "")
+    pet, kind, food, likes = ended.output.splitlines()
+    assert re.fullmatch(rf"facts pet · {time} · expires {time}", pet) and kind == '    {"kind": "dog"}'
+    assert re.fullmatch(rf"facts\.food a key · {time}", food)
+    assert likes.startswith('    {"likes": "Käse') and likes.endswith('"n": [1, null]}') and ESCAPE not in likes
+    before, again = [objects(pgmemory("items", "--user", "u", "--json"))[0] for _ in range(2)]
+    assert before == again and before["expires_at"] > before["updated_at"] and before["score"] is None
+    assert pgmemory("items").output.endswith('    {"days": 30}\n')
+    for user in ((), ("--user", "u")):
+        (found,) = objects(pgmemory("items", "--session", "s", *user, "--json"))
+        assert (found["namespace"], found["key"], found["value"]) == (["entities"], "Ada", {"summary": "Ada waits."})
+    failed(pgmemory("items", "--session", "other"), "pgmemory ls")
+    failed(pgmemory("items", "a.b"), "holds a period")
+
+
+def test_items_keeps_to_a_prefix_to_words_and_to_a_limit(store: ConversationStore, pgmemory: Call) -> None:
+    for label in ("food", "pets"):
+        for n in range(2):
+            store.items("u").put(("facts", label), str(n), {"text": f"about {label} {n}"})
+
+    def keys(*arguments: str) -> list[tuple[str, str]]:
+        found = objects(pgmemory("items", "--user", "u", "--json", *arguments))
+        return [(item["namespace"][1], item["key"]) for item in found]
+
+    assert keys("facts", "food") == [("food", "1"), ("food", "0")]
+    assert keys("--search", "PETS?", "facts") == [("pets", "1"), ("pets", "0")]
+    ended = pgmemory("items", "--user", "u", "--limit", "3")
+    assert ended.output.count("about") == 3 and ended.errors == "there are more: see --limit\n"
+    assert pgmemory("items", "--user", "u", "--limit", "4").errors == ""
+    nothing = pgmemory("items", "--user", "u", "facts", "foo")
+    assert (nothing.code, nothing.output, nothing.errors) == (0, "", "no items\n")
+
+
+def test_items_are_shown_by_a_role_and_a_server_that_only_read(
+    store: ConversationStore, call: Call, server_dsn: str, admin: Connection, role: str
+) -> None:
+    store.items("u").put(("facts",), "k", {}, time_to_live=timedelta(hours=1))
+    do(admin, store, f"grant select on all tables in schema {{schema}} to {role}")
+    dsn = make_dsn(server_dsn, user=role, password=test_cli.PASSWORD, options="-c default_transaction_read_only=on")
+    (found,) = objects(call("items", "--user", "u", "--json", "--schema", store.schema, dsn=dsn))
+    assert found["key"] == "k"
+
+
 # --- What all of them have in common ---------------------------------------------------------------------------------
 
 
@@ -473,6 +529,8 @@ def test_what_is_missing_is_told_in_one_line(
         ["search"],
         ["search", ""],
         ["stats", "--days", "0"],
+        ["items", "--limit", "0"],
+        ["items", "--search", ""],
     ],
     ids=" ".join,
 )
@@ -510,7 +568,7 @@ def test_a_terminal_gets_its_own_width_and_colour_unless_it_wants_none(
 
 def test_what_prints_no_table_imports_neither_langchain_nor_rich(store: ConversationStore, server_dsn: str) -> None:
     say(store, "s", "q")
-    for arguments in (["ls", "--json"], ["show", "s"]):
+    for arguments in (["ls", "--json"], ["show", "s"], ["items", "--json"]):
         modules = imported(run(*arguments, "--schema", store.schema, dsn=server_dsn, options=("-X", "importtime")))
         assert {"pgmemory", "click"} <= modules
         heavy = ("langchain", "langsmith", "pydantic", "rich", "tiktoken", "cryptography", "sqlalchemy")

@@ -10,6 +10,7 @@ from pgmemory.cli import (  # noqa: F401  # registers their commands
     editing,
     explaining,
     graph,
+    items,
     keeping,
     keys,
     look,
