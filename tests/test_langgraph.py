@@ -1,20 +1,17 @@
-"""The road to LangGraph and back, against real savers and agents; and docs/to-langgraph.md, run as it stands."""
+"""The road to LangGraph and back, against real savers and agents."""
 
 from __future__ import annotations
 
 import json
 import re
-import shlex
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from typing import Any
 
 import pytest
 import test_cli
 from chains import ConversationChain
-from conftest import PROJECT
 from conversations import ai, calling, dialogue, human, logs, miscalling, result, system
 from fakes import FakeChat, scripted
 from hypothesis import HealthCheck, given, settings
@@ -59,10 +56,6 @@ with warnings.catch_warnings():
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 return create_react_agent(*arguments, **options)
-
-GUIDE = (PROJECT / "docs" / "to-langgraph.md").read_text("utf-8")
-PYTHON = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
-IN_THE_GUIDE = '"postgresql://app@db/support"'
 
 call = test_cli.call
 
@@ -548,64 +541,3 @@ def test_a_database_that_is_not_there_is_told_in_one_line_without_its_password(
         option = "--to-dsn" if "to" in command else "--from-dsn"
         ended = call(command, option, dsn, "--schema", store.schema, dsn=server_dsn)
         test_cli.failed(ended)
-
-
-# The guide
-
-
-@pytest.mark.skipif(not is_langchain_1, reason="the guide's agents are LangChain 1.x's")
-def test_the_guide_is_walked_as_it_stands(server_dsn: str, schema_name: str, threads_dsn: str) -> None:
-    llm = FakeChat(answer=knows)
-    names: dict[str, Any] = {"llm": llm, "tools": [find_order]}
-    here = f"ConversationStore({server_dsn!r}, schema={schema_name!r}"
-    for block in PYTHON:
-        exec(block.replace(f"ConversationStore({IN_THE_GUIDE}", here).replace(IN_THE_GUIDE, repr(threads_dsn)), names)
-    assert names["state"]["messages"][-1].content == "7001"
-    assert names["report"].messages == 2
-    said = PostgresChatMessageHistory("ticket-42", names["store"], user_id="u7").messages
-    assert plain(said)[-2:] == [("human", "Which order was it?"), ("ai", "7001")] and len(said) == 4
-    names["store"].close()
-
-
-@pytest.mark.skipif(not is_langchain_1, reason="the guide's middleware is LangChain 1.x's")
-@pytest.mark.parametrize(
-    ("middleware", "seen"),
-    [
-        ("last_turns", [f"question {n}" for n in range(45, 50)]),
-        ("window", [f"question {n}" for n in range(50)][-5:]),
-        ("relevant", ["an invoice"]),
-    ],
-)
-def test_the_guides_middleware_shows_what_the_memory_showed(middleware: str, seen: list[str]) -> None:
-    (block,) = [block for block in PYTHON if "def last_turns" in block]
-    names: dict[str, Any] = {}
-    exec(block, names)
-    llm = FakeChat(answer=knows)
-    agent = create_agent(llm, [], middleware=[names[middleware]], checkpointer=InMemorySaver())
-    long = " at some length" * 100 if middleware == "window" else ""
-    log = [human("an invoice"), ai()] if middleware == "relevant" else []
-    for n in range(50):
-        log += [human(f"question {n}{long}"), ai()]
-    agent.update_state(config("s"), {"messages": log}, as_node="model")
-    agent.invoke({"messages": [human("now")]}, config("s"))
-    asked = [str(message.content).removesuffix(long) for message in llm.calls[-1] if message.type == "human"]
-    assert asked[-1] == "now" and len(held(agent.checkpointer, "s")) == len(log) + 2
-    if middleware == "window":
-        assert 1 < len(asked) < 10
-        seen = seen[-len(asked) + 1 :]
-    assert asked[:-1] == seen
-
-
-def test_the_guides_commands_are_right_usage() -> None:
-    lines = [shlex.split(line) for line in re.findall(r"^\$ pgmemory (.*)$", GUIDE, re.MULTILINE)]
-    assert len(lines) == 3
-    for name, *arguments in lines:
-        with suppress(SystemExit):
-            test_cli.cli.main.commands[name].make_context(name, arguments).close()
-
-
-def test_the_guide_names_every_memory() -> None:
-    import pgmemory
-
-    names = [name for name in pgmemory.__all__ if name.endswith("Memory") and name != "PostgresChatMemory"]
-    assert [name for name in names if f"`{name}" not in GUIDE] == []
