@@ -100,6 +100,9 @@ def test_erase_prints_a_receipt(pgmemory: Call, store: ConversationStore, server
     assert ended.code == 0
     assert ended.output.splitlines()[1:] == ["  a: 4 messages, 0 summaries", "conversations: 1, messages: 4, items: 2"]
     failed(pgmemory("erase", "--user", "u"), "nothing to erase")
+    store.items("u", session_id="without a conversation").put(("facts",), "k", {})
+    ended = pgmemory("erase", "--session", "without a conversation", "--user", "u")
+    assert (ended.code, ended.output.splitlines()[1:]) == (0, ["conversations: 0, messages: 0, items: 1"])
     assert [found.user_id for found in store.list_conversations()] == ["v"]
     assert pgmemory("erase").code == pgmemory("erase", "--user", "").code == 2
 

@@ -215,7 +215,8 @@ def erase(store: ConversationStore, session: str | None, user: str | None, yes: 
         raise click.UsageError("say what to erase: --user, --session, or both for one of a user's conversations")
     what = f"all conversations of the user {user!r}"
     if session is not None:
-        user = find_user(store, session, user)
+        if user is None:
+            user = find_user(store, session, None)
         what = f"the conversation {session!r} of the user {user!r}"
     if not yes and sys.stdin is not None and sys.stdin.isatty():
         click.confirm(f"Erase {what}? This cannot be undone.", abort=True, err=True)
