@@ -26,6 +26,9 @@ class PostgresEntityStore(BaseEntityStore):
     all of a user's conversations say. Each entity is an item, ``{"summary": …}``, which `store.items` finds in the
     namespace ``("entities",)``. Every method is one round trip and one transaction.
 
+    The texts are stored in clear text, also where the store has a keyring and encrypts the conversation that they were
+    taken from, and do not pass its `redact`. Erasing that conversation's key leaves them readable; `clear` them too.
+
     As with LangChain's stores over SQLite and Redis, setting nothing or an empty text deletes, and deleting what is not
     there does nothing. A name of more than 500 bytes is cut; characters that PostgreSQL cannot keep become U+FFFD.
 

@@ -13,7 +13,10 @@ from typing import Any
 import pytest
 from chains import ConversationEntityMemory, SQLiteEntityStore
 from fakes import scripted
+from psycopg2 import sql
+from psycopg2.extensions import connection as Connection
 from pydantic import ValidationError
+from test_encryption import keyring
 from waiting import wait_until
 
 from pgmemory import ConversationHeldError, ConversationStore, PostgresChatMessageHistory, PostgresEntityStore
@@ -190,6 +193,28 @@ def test_a_copy_works_and_no_password_is_shown(store: ConversationStore) -> None
     for copied in (copy.deepcopy(entities), pickle.loads(pickle.dumps(entities))):
         assert copied.get("Sam") == "helps"
         copied.store.close()
+
+
+def test_entities_of_an_encrypted_conversation_are_clear_text_and_outlive_its_key(
+    server_dsn: str, schema_name: str, admin: Connection
+) -> None:
+    with ConversationStore(server_dsn, schema=schema_name, keyring=keyring()) as store:
+        store.setup()
+        entities = PostgresEntityStore(store=store, session_id="s")
+        with_memory = built(
+            ConversationEntityMemory,
+            llm=scripted("Sam", "Sam helps."),
+            chat_memory=PostgresChatMessageHistory("s", store),
+            entity_store=entities,
+        )
+        with_memory.load_memory_variables({"input": "Sam helps."})
+        with_memory.save_context({"input": "Sam helps."}, {"output": "Good."})
+        store.erase_key("s")
+        assert PostgresChatMessageHistory("s", store).messages == []
+        assert entities.get("Sam") == "Sam helps."
+    with admin.cursor() as cursor:
+        cursor.execute(sql.SQL("select value::text from {}.items").format(sql.Identifier(schema_name)))
+        assert cursor.fetchall() == [('{"summary": "Sam helps."}',)]
 
 
 def test_an_item_of_another_shape_is_no_entity(store: ConversationStore) -> None:

@@ -71,6 +71,8 @@ def export(
 ) -> None:
     """Write conversations to FILE, or to standard output for -. In clear text, also of an encrypted store.
 
+    Items are not among what is written: see `pgmemory items`.
+
     A file appears when it is whole, for its owner alone; then what was done is printed. Standard output gets the
     conversations alone: with --json what was done goes to standard error. Ends with 1 if --user or --session fits none.
 

@@ -55,6 +55,8 @@ def export_conversations(
     form. Lost are ids, times, usage, other metadata, artifacts, tags, summaries and what such messages have no field
     for; RemoveMessages are left out.
 
+    Items are not exported, in neither form.
+
     A conversation of up to a thousand messages is written as it was at one moment. Of a longer one that holds for its
     row and summaries; later turns are not among its messages, but what is deleted, edited or pruned while it is being
     written may be missing.
