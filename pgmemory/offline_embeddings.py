@@ -14,7 +14,8 @@ try:
     from wordllama import WordLlama
 except ImportError as error:
     raise ImportError(
-        f'OfflineEmbeddings needs wordllama, which does not work here ({error}): pip install "langchain-pgmemory[vector]"'
+        f"OfflineEmbeddings needs wordllama, which does not work here ({error}): "
+        'pip install "langchain-pgmemory[vector]"'
     ) from error
 
 

@@ -205,9 +205,9 @@ def test_the_turn_is_stored_and_saving_has_ended_before_the_embedder_is_asked_wh
         memory.save_context({"input": f"q{number}"}, {"output": f"a{number}"})
     assert len(store.list_messages("now", user_id="u")) == 22 and waiting(admin, store) == 22
     # The connections are free meanwhile, and no transaction is open.
-    states = "select count(*) from pg_stat_activity where state like 'idle in tr%%' and position(%(schema)s in query) > 0"
+    in_transaction = "select count(*) from pg_stat_activity where state like 'idle in tr%%' and query ~ %(schema)s"
     with admin.cursor() as cursor:
-        cursor.execute(states, {"schema": store.schema})
+        cursor.execute(in_transaction, {"schema": store.schema})
         assert cursor.fetchall() == [(0,)]
     go_on.set()
     store.index_messages()
