@@ -16,7 +16,7 @@ EXTRAS_langchain1 := langchain1,test
 EXTRAS_langchain03 := langchain03,test
 # For agents of LangChain 1.x, to which LangGraph's threads are handed on.
 REQUIREMENTS_langchain1 := 'langchain>=1,<2'
-EXTRAS_bench := langchain1,embedded,offline
+EXTRAS_bench := langchain1,embedded,offline,vector
 REQUIREMENTS_bench := --requirement benchmarks/requirements.txt
 EXTRAS_peers-langchain1 := langchain1,embedded,offline
 EXTRAS_peers-langchain03 := langchain03,embedded,offline

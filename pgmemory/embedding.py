@@ -53,9 +53,12 @@ class Embedder:
         """Return the vector of what is searched for.
 
         Raises:
-            EmbeddingError: The embedder failed, or its vector has other dimensions.
+            EmbeddingError: The embedder failed, or its vector has other dimensions or no direction.
         """
-        return _as_text(_numbers(self._ask("embed_query", text), dimensions))
+        numbers = _numbers(self._ask("embed_query", text), dimensions)
+        if not any(numbers):
+            raise EmbeddingError(f"{self.name} has made a vector of zeros, to which all are equally near")
+        return _as_text(numbers)
 
     def of_texts(self, texts: Sequence[str], dimensions: int) -> list[str]:
         """Return the vectors of what is to be found.

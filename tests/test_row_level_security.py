@@ -534,7 +534,7 @@ def test_what_else_is_in_the_schema_is_left_alone(
         # Nor does it decide what a later migration's tables get.
         table = "create table {schema}.notes (tenant_id text);"
         known = (*schema.migrations(), schema.Migration(KNOWN + 1, "later", table))
-        monkeypatch.setattr(schema, "migrations", lambda: known)
+        monkeypatch.setattr(schema.ledger, "migrations", lambda: known)
         monkeypatch.setattr(security, "TABLES", (*security.TABLES, "notes"))
         assert store.setup() == [f"{KNOWN + 1:04}_later"]
         assert {("notes", "tenant_by_role"), ("conversations", "tenant_by_role")} <= secured(admin, others)
@@ -589,7 +589,7 @@ def test_what_a_later_migration_adds_does_not_escape(
         "create view {schema}.noted as select * from {schema}.notes;",
     )
     known = (*schema.migrations(), later)
-    monkeypatch.setattr(schema, "migrations", lambda: known)
+    monkeypatch.setattr(schema.ledger, "migrations", lambda: known)
     monkeypatch.setattr(security, "TABLES", (*security.TABLES, "notes", "tenant_limits"))
     monkeypatch.setattr(security, "VIEWS", (*security.VIEWS, "noted"))
     name = tenants.owner.schema
@@ -654,7 +654,7 @@ def test_a_migration_protects_everything_where_only_some_of_it_was(
     execute(admin, "drop policy tenant_by_setting on {schema}.conversations", schema=store.schema)
     later = schema.Migration(KNOWN + 1, "later", "create table {schema}.notes (tenant_id text);")
     known = (*schema.migrations(), later)
-    monkeypatch.setattr(schema, "migrations", lambda: known)
+    monkeypatch.setattr(schema.ledger, "migrations", lambda: known)
     monkeypatch.setattr(security, "TABLES", (*security.TABLES, "notes"))
     store.setup()
     assert secured(admin, store.schema) == {(table, "tenant_by_setting") for table in security.TABLES}
@@ -701,7 +701,7 @@ def test_a_server_whose_views_do_not_obey_is_refused_and_left_as_it_was(
     store: ConversationStore, admin: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = catalog(admin, store.schema), policies(admin, store.schema)
-    monkeypatch.setattr(schema, "_SECURES_VIEWS", 10**9)
+    monkeypatch.setattr(schema.protection, "_SECURES_VIEWS", 10**9)
     with pytest.raises(SchemaError, match="row-level security needs PostgreSQL 15 or newer"):
         store.setup(row_level_security="roles")
     assert (catalog(admin, store.schema), policies(admin, store.schema)) == before
@@ -880,6 +880,7 @@ def test_the_command_turns_it_on_and_off_and_status_tells(
             "row_level_security": mode,
             "deviating": [],
             "search": None,
+            "meaning": None,
         }
     ended = on("init", "--row-level-security", "sometimes")
     assert (ended.code, ended.output) == (2, "") and "'off', 'setting', 'roles'" in ended.errors

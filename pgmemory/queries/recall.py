@@ -70,11 +70,12 @@ by_words as materialized (
     group by f.at
 )"""
 
+# All vectors have length 1, so that their inner product, which pgvector gives negated, is their cosine similarity.
 _BY_MEANING = """
 asked as materialized (select %(embedding)s::{vector}.halfvec as embedding),
 similar_ones as materialized (
     select mine.place + v.message_index + 1 as at,
-           1 - (v.embedding operator({vector}.<=>) (select embedding from asked)) as similarity
+           -(v.embedding operator({vector}.<#>) (select embedding from asked)) as similarity
     from mine cross join lateral (
         select v.message_index, v.embedding from {schema}.message_vectors v
         where v.conversation_id = mine.id and v.embedding is not null
@@ -85,10 +86,8 @@ similar_ones as materialized (
 by_meaning as materialized (
     -- Where all are alike, as where there is one, none is unrelated.
     select s.at, case when r.best - r.mean < 1e-6 then 1 else (s.similarity - r.mean) / (r.best - r.mean) end as score
-    from similar_ones s cross join (
-        -- What means nothing is at no distance from anything.
-        select avg(similarity) as mean, max(similarity) as best from similar_ones where similarity <> 'NaN') r
-    where s.similarity <> 'NaN' and s.similarity > r.mean - 1e-6
+    from similar_ones s cross join (select avg(similarity) as mean, max(similarity) as best from similar_ones) r
+    where s.similarity > r.mean - 1e-6
 )"""
 
 # Scores of two kinds add up where each goes from what an unrelated message has, which is no word or the mean
