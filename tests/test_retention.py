@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from datetime import timedelta
 from typing import Any
 
+import psycopg2
 import pytest
 from conversations import ai, dialogue, human
 from psycopg2 import sql
@@ -23,7 +25,7 @@ from pgmemory import (
     PostgresChatMessageHistory,
     Pruned,
 )
-from pgmemory.models import ErasedConversation
+from pgmemory.models import Erased, ErasedConversation
 from pgmemory.store import retention
 
 DAY = timedelta(days=1)
@@ -325,6 +327,74 @@ def test_a_sessions_items_go_with_its_conversation_unless_it_is_held(
     assert keys(store, admin) == ["of held", "of new", "of the user"]
     assert store.erase_user("u").items == 1
     assert keys(store, admin) == ["of held"]
+
+
+def test_a_log_that_is_begun_after_the_hold_keeps_its_items(store: ConversationStore, admin: Connection) -> None:
+    say(store, "s", "u")
+    store.hold("s", user_id="u")
+    say(store, "s#agent:late", "u")
+    for session_id in ("s#agent:late", "s#agent:silent", "s2#agent:other"):
+        store.items("u", session_id=session_id).put(("facts",), session_id, {}, time_to_live=DAY)
+    kept = ["s#agent:late", "s#agent:silent"]
+    expire(admin, store, *kept)
+    assert store.prune().items == 0
+    for session_id in ("s", *kept):
+        assert store.erase_conversation(session_id, user_id="u").items == 0
+    assert store.erase_user("u").items == 1
+    assert keys(store, admin) == kept
+    store.release("s", user_id="u")
+    assert store.prune().items == 2
+
+
+@contextmanager
+def holding(admin: Connection, store: ConversationStore) -> Iterator[int]:
+    """Hold every conversation by a transaction that is committed afterwards; gives its session's process id."""
+    admin.autocommit = False
+    ask(admin, "update {schema}.conversations set held_at = now()", store.schema)
+    yield admin.info.backend_pid
+    admin.commit()
+    admin.autocommit = True
+
+
+def test_pruning_passes_over_the_items_of_a_conversation_that_is_being_held(
+    store: ConversationStore, admin: Connection
+) -> None:
+    say(store, "s")
+    for session_id in ("s", "silent"):
+        store.items(session_id=session_id).put(("facts",), f"of {session_id}", {}, time_to_live=DAY)
+    expire(admin, store, "of s", "of silent")
+    with holding(admin, store):
+        assert store.prune().items == 1
+    assert store.prune().items == 0
+    assert keys(store, admin) == ["of s"]
+    store.release("s")
+    assert store.prune().items == 1
+
+
+@pytest.mark.parametrize("held", ["s", "s#agent:a"])
+@pytest.mark.parametrize(
+    "erase", [lambda store: store.erase_user("u"), lambda store: store.erase_conversation("s#agent:a", user_id="u")]
+)
+def test_erasing_waits_for_a_hold_of_a_conversation_that_was_begun_meanwhile(
+    store: ConversationStore,
+    admin: Connection,
+    server_dsn: str,
+    monkeypatch: pytest.MonkeyPatch,
+    held: str,
+    erase: Callable[[ConversationStore], Erased],
+) -> None:
+    # As if it had been begun just after the conversations were erased.
+    monkeypatch.setattr(retention, "_PASSES", 0)
+    say(store, held, "u")
+    store.items("u", session_id="s#agent:a").put(("facts",), "of s", {})
+    with closing(psycopg2.connect(server_dsn)) as looking, ThreadPoolExecutor(1) as pool:
+        looking.autocommit = True
+        with holding(admin, store) as pid:
+            erasing = pool.submit(erase, store)
+            blocked = "select count(*) from pg_stat_activity where %(pid)s = any(pg_blocking_pids(pid))"
+            wait_until(lambda: erasing.done() or ask(looking, blocked, "", pid=pid) == [(1,)], "erasing waits")
+        receipt = erasing.result(60)
+    assert (receipt.items, keys(store, admin)) == (0, ["of s"])
 
 
 def test_only_the_tenants_expired_items_are_pruned_unless_all_are_meant(

@@ -38,12 +38,20 @@ returning c.session_id;
 """
 )
 
+
+def _is_held(row: str, itself: str) -> str:
+    """Return a condition: held `itself`, or of a log that an agent keeps beside a conversation that is held.
+
+    Also of a log that it began after the hold.
+    """
+    return f"""({itself} or (position(%(before_agent)s in {row}.session_id) > 0 and exists (
+    select from {{schema}}.conversations b
+    where b.held_at is not null and b.tenant_id = {row}.tenant_id and b.user_id = {row}.user_id
+      and starts_with({row}.session_id, b.session_id || %(before_agent)s))))"""
+
+
 _IN_TENANT = "(%(tenant_id)s::text is null or c.tenant_id = %(tenant_id)s)"
-# Held itself, or a log that an agent keeps beside a conversation that is: also one that it began after the hold.
-_HELD = """(c.held_at is not null or (position(%(before_agent)s in c.session_id) > 0 and exists (
-    select from {schema}.conversations b
-    where b.held_at is not null and b.tenant_id = c.tenant_id and b.user_id = c.user_id
-      and starts_with(c.session_id, b.session_id || %(before_agent)s))))"""
+_HELD = _is_held("c", "c.held_at is not null")
 # least() passes over nulls. A hundred years, for the time to be one: any span may stand in the column.
 _IDLE = f"""{_IN_TENANT} and (c.time_to_live is not null or %(older_than)s::interval is not null)
   and c.updated_at < statement_timestamp() - least(c.time_to_live, %(older_than)s::interval, interval '100 years')"""
@@ -82,9 +90,13 @@ from {{schema}}.conversations c
 where {_IDLE};
 """
 
-_OF_HELD = "exists (select from {schema}.conversations h where h.id = i.owner_id and h.held_at is not null)"
-_EXPIRED = f"""i.expires_at <= statement_timestamp() and (%(tenant_id)s::text is null or i.tenant_id = %(tenant_id)s)
-      and not {_OF_HELD}"""
+# Not by exists, for which the planner may read all conversations.
+_HAS_NO_CONVERSATION = "(select o.id from {schema}.conversations o where o.id = i.owner_id) is null"
+_OF_HELD = _is_held(
+    "i", "exists (select from {schema}.conversations h where h.id = i.owner_id and h.held_at is not null)"
+)
+_ITEM_IN_TENANT = "(%(tenant_id)s::text is null or i.tenant_id = %(tenant_id)s)"
+_EXPIRED = f"i.expires_at <= statement_timestamp() and {_ITEM_IN_TENANT} and not {_OF_HELD}"
 
 COUNT_ITEMS = f"""
 select count(*) from {{schema}}.items i
@@ -99,36 +111,45 @@ DELETE_EXPIRED_ITEMS = (
 with expired as materialized (
     select i.tenant_id, i.owner_id, i.namespace, i.key
     from {{schema}}.items i
-    where {_EXPIRED}
-    order by i.expires_at
+    -- A hold waits for this lock, or this passes over what a hold has locked.
+    left join lateral (
+        select c.id from {{schema}}.conversations c where c.id = i.owner_id and c.held_at is null
+        limit 1
+        for share skip locked) free on true
+    where {_EXPIRED} and (free.id is not null or {_HAS_NO_CONVERSATION})
     limit %(limit)s
-    for update skip locked
+    for update of i skip locked
 )
 delete from {{schema}}.items i using expired e
 where (i.tenant_id, i.owner_id, i.namespace, i.key) = (e.tenant_id, e.owner_id, e.namespace, e.key)
 returning 1;
 """
 )
-"""Delete expired items, those first that expired first, without waiting for those that are in use."""
+"""Delete expired items, without waiting for those that are in use or whose conversation is. In no order: sorted, the
+conversations of all that have expired might be locked for one batch."""
 
-DELETE_ITEMS_OF_USER = (
-    READ_COMMITTED
-    + f"""
+
+def _delete_items(which: str, beside: str) -> str:
+    """Return a statement that deletes items unless they are held.
+
+    Args:
+        which: The items, as `i`.
+        beside: All conversations, as `c`, by whose holds they may be held.
+    """
+    # A hold waits for the lock, or this for the hold.
+    return f"""{READ_COMMITTED}
+select from {{schema}}.conversations c where {beside} order by c.id for share;
 delete from {{schema}}.items i
-where i.tenant_id = %(tenant_id)s and i.user_id = %(user_id)s and not {_OF_HELD}
+where i.tenant_id = %(tenant_id)s and i.user_id = %(user_id)s and {which} and not {_OF_HELD}
 returning 1;
 """
-)
 
-DELETE_ITEMS_OF_FAMILY = (
-    READ_COMMITTED
-    + f"""
-delete from {{schema}}.items i
-where i.tenant_id = %(tenant_id)s and i.user_id = %(user_id)s
-  and (i.session_id = %(session_id)s or starts_with(i.session_id, %(session_id)s || %(before_agent)s))
-  and not {_OF_HELD}
-returning 1;
-"""
+
+DELETE_ITEMS_OF_USER = _delete_items("true", _OF_USER)
+
+DELETE_ITEMS_OF_FAMILY = _delete_items(
+    "(i.session_id = %(session_id)s or starts_with(i.session_id, %(session_id)s || %(before_agent)s))",
+    f"({FAMILY} or {_OF_USER} and starts_with(%(session_id)s, c.session_id || %(before_agent)s))",
 )
 """Delete the items of a session, and of agents beside it, also where it has no conversation."""
 
