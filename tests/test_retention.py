@@ -329,6 +329,44 @@ def test_a_sessions_items_go_with_its_conversation_unless_it_is_held(
     assert keys(store, admin) == ["of held"]
 
 
+def test_a_session_without_a_conversation_keeps_its_items_as_long_as_any_is_put(
+    store: ConversationStore, server_dsn: str, admin: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "_BATCH_CONVERSATIONS", 2)
+    say(store, "talks", "u")
+    say(store, "held", "u")
+    store.hold("held", user_id="u")
+    for session_id in ("talks", "held#agent:a", "mixed", *(f"silent {n}" for n in range(5)), None):
+        for n in range(2):
+            store.items("u", session_id=session_id).put(("facts",), f"{session_id} {n}", {})
+    with ConversationStore(server_dsn, schema=store.schema, tenant_id="acme") as acme:
+        acme.items("u", session_id="silent").put(("facts",), "of acme", {})
+    ask(
+        admin,
+        "update {schema}.items set updated_at = now() - interval '31 days' where key <> 'mixed 1'",
+        store.schema,
+    )
+    assert store.prune().items == store.prune(older_than=32 * DAY).items == 0
+    assert store.prune(older_than=30 * DAY, dry_run=True) == Pruned(0, 0, 0, 0, 10)
+    batches: list[Pruned] = []
+    assert store.prune(older_than=30 * DAY, on_batch=batches.append) == Pruned(0, 0, 0, 0, 10)
+    assert [batch.items for batch in batches] == [4, 8, 10]
+    kept = [f"{of} {n}" for of in ("None", "held#agent:a", "mixed", "talks") for n in range(2)]
+    assert set(keys(store, admin)) == {*kept, "of acme"}
+    assert store.prune(older_than=30 * DAY, all_tenants=True).items == 1
+
+
+def test_items_that_are_put_after_their_conversation_was_pruned_go_too(
+    store: ConversationStore, admin: Connection
+) -> None:
+    say(store, "s")
+    let_pass(admin, store, 31)
+    store.prune(older_than=30 * DAY)
+    store.items(session_id="s").put(("facts",), "late", {})
+    ask(admin, "update {schema}.items set updated_at = now() - interval '31 days'", store.schema)
+    assert store.prune(older_than=30 * DAY).items == 1
+
+
 def test_a_log_that_is_begun_after_the_hold_keeps_its_items(store: ConversationStore, admin: Connection) -> None:
     say(store, "s", "u")
     store.hold("s", user_id="u")

@@ -98,12 +98,22 @@ _OF_HELD = _is_held(
 _ITEM_IN_TENANT = "(%(tenant_id)s::text is null or i.tenant_id = %(tenant_id)s)"
 _EXPIRED = f"i.expires_at <= statement_timestamp() and {_ITEM_IN_TENANT} and not {_OF_HELD}"
 
+_LONG_AGO = "statement_timestamp() - %(older_than)s::interval"
+_IDLE_SESSIONS = f"""
+    select i.tenant_id, i.owner_id
+    from {{schema}}.items i
+    where i.session_id <> '' and {_ITEM_IN_TENANT} and (i.tenant_id, i.owner_id) > (%(after_tenant)s, %(after)s::uuid)
+    group by i.tenant_id, i.owner_id, i.user_id, i.session_id
+    having max(i.updated_at) < {_LONG_AGO} and {_HAS_NO_CONVERSATION} and not {_OF_HELD}
+"""
+
 COUNT_ITEMS = f"""
 select count(*) from {{schema}}.items i
 where {_EXPIRED}
-   or i.owner_id in (select c.id from {{schema}}.conversations c where not {_HELD} and {_IDLE});
+   or i.owner_id in (select c.id from {{schema}}.conversations c where not {_HELD} and {_IDLE})
+   or (i.tenant_id, i.owner_id) in ({_IDLE_SESSIONS});
 """
-"""Count the items that pruning would delete: expired ones, and those of idle conversations."""
+"""Count the items that pruning would delete: expired ones, those of idle conversations, and of sessions without one."""
 
 DELETE_EXPIRED_ITEMS = (
     READ_COMMITTED
@@ -127,6 +137,28 @@ returning 1;
 )
 """Delete expired items, without waiting for those that are in use or whose conversation is. In no order: sorted, the
 conversations of all that have expired might be locked for one batch."""
+
+
+DELETE_ITEMS_OF_IDLE_SESSIONS = (
+    READ_COMMITTED
+    + f"""
+with idle as materialized ({_IDLE_SESSIONS}    order by i.tenant_id, i.owner_id
+    limit %(limit)s
+),
+gone as (
+    delete from {{schema}}.items i using idle
+    where (i.tenant_id, i.owner_id) = (idle.tenant_id, idle.owner_id)
+      and i.updated_at < {_LONG_AGO} -- still, if it was put again meanwhile
+    returning i.tenant_id, i.owner_id
+)
+select idle.tenant_id, idle.owner_id::text,
+       (select count(*) from gone where (gone.tenant_id, gone.owner_id) = (idle.tenant_id, idle.owner_id))
+from idle
+order by idle.tenant_id, idle.owner_id;
+"""
+)
+"""Delete the items of sessions that have no conversation and into which nothing was put for long, in the order of their
+tenants and ids after one of them; returns these, and how many items each had."""
 
 
 def _delete_items(which: str, beside: str) -> str:

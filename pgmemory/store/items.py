@@ -51,8 +51,9 @@ class ItemOperations(StoreBase):
 
         Args:
             user_id: The user; None and '' for none.
-            session_id: The session: these items go when its conversation is pruned or erased. None for what is to be
-                known in every session.
+            session_id: The session: these items go when its conversation is pruned or erased; where it has none, when
+                it is erased or nothing was put into it for as long as `prune` is told. None for what is to be known in
+                every session.
         """
         user = "" if user_id is None or user_id == "" else indexed_id("user_id", user_id)
         if session_id is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -88,7 +87,8 @@ class RetentionOperations(StoreBase):
         on_batch: Callable[[Pruned], object] | None = None,
     ) -> Pruned:
         """Delete idle conversations, those whose time to live has passed since their last turn, or `older_than` has,
-        with the items of their sessions; and all items that have expired.
+        with the items of their sessions; those of sessions without a conversation into which nothing was put for
+        `older_than`; and all items that have expired.
 
         In batches, each a transaction of its own that takes a fraction of a second: a call that ends early has deleted
         whole conversations, and another one goes on. A conversation that is in use is not waited for, and one that
@@ -108,6 +108,8 @@ class RetentionOperations(StoreBase):
             "tenant_id": self._scope(all_tenants),
             "older_than": check_span("older_than", older_than),
             "before_agent": BEFORE_AGENT,
+            "after_tenant": "",
+            "after": FIRST_ID,
         }
         conversations, held, messages, summaries = self._transact(
             "prune", lambda execute: execute(retention.COUNT_IDLE, parameters)[0], seconds=_STATEMENT_SECONDS
@@ -119,23 +121,28 @@ class RetentionOperations(StoreBase):
             return Pruned(conversations, messages, summaries, held, items)
         pruned = Pruned(0, 0, 0, held)
 
-        def count(batch: list[ErasedConversation]) -> None:
+        def count(batch: Sequence[ErasedConversation], items: int = 0) -> None:
             nonlocal pruned
             pruned = Pruned(
                 pruned.conversations + len(batch),
                 pruned.messages + sum(gone.messages for gone in batch),
                 pruned.summaries + sum(gone.summaries for gone in batch),
                 held,
-                pruned.items + sum(gone.items for gone in batch),
+                pruned.items + sum(gone.items for gone in batch) + items,
             )
             if on_batch is not None:
                 on_batch(pruned)
 
+        def delete_items(statement: str, limit: int) -> list[tuple[Any, ...]]:
+            batch = parameters | {"limit": limit}
+            return self._transact("prune", lambda execute: execute(statement, batch), seconds=_STATEMENT_SECONDS)
+
         self._delete_batches("prune", retention.LOCK_IDLE, parameters, count)
-        while expired := self._execute("prune", retention.DELETE_EXPIRED_ITEMS, parameters | {"limit": _BATCH_ITEMS}):
-            pruned = replace(pruned, items=pruned.items + len(expired))
-            if on_batch is not None:
-                on_batch(pruned)
+        while expired := delete_items(retention.DELETE_EXPIRED_ITEMS, _BATCH_ITEMS):
+            count([], len(expired))
+        while sessions := delete_items(retention.DELETE_ITEMS_OF_IDLE_SESSIONS, _BATCH_CONVERSATIONS):
+            parameters["after_tenant"], parameters["after"], _ = sessions[-1]
+            count([], sum(items for _, _, items in sessions))
         return pruned
 
     def erase_conversation(
