@@ -268,12 +268,13 @@ class PostgresChatMessageHistory(BaseChatMessageHistory):
         Of the same user; see `ConversationStore.fork` for what is copied, and for forking again.
 
         Args:
-            session_id: The new conversation's name.
+            session_id: The new conversation's name; an agent's log may bear that of an agent's log, too.
             at: Number of the last message that is copied, or the id that it bears; -1 for none. None for all, or all
                 that a history `as_of` a message shows. To let the human say something else, the last one before.
 
         Raises:
-            ConfigurationError: There is no such conversation or message, or already a conversation of the new name.
+            ConfigurationError: There is no such conversation or message, already a conversation of the new name, or it
+                is that of an agent's log.
             StoreError: The database refused, and nothing was written, or could not be reached.
         """
         through = self._number(at) if isinstance(at, str) else at

@@ -258,6 +258,7 @@ def test_a_fork_begins_anywhere_and_by_id(store: ConversationStore) -> None:
         ("s", "new", True, "not at True"),
         ("s", "new", "unknown", "0 messages 'unknown'"),
         ("s", "", 1, "session_id must not be empty"),
+        ("s", "other#agent:a", 1, "'other#agent:a', the name of a log that an .* choose a name without '#agent:'"),
         ("unknown", "new", None, "no session 'unknown' of user 'u'"),
     ],
 )
@@ -269,6 +270,18 @@ def test_a_fork_that_cannot_be_made_writes_nothing(
     with pytest.raises(ConfigurationError, match=fault):
         history.for_session(source, user_id="u").fork(name, at=at)
     assert exported(history.store) == before
+
+
+def test_an_agents_log_is_forked_into_another_agents_log_or_a_conversation(history: PostgresChatMessageHistory) -> None:
+    agent = history.for_agent("a")
+    agent.add_messages(dialogue(1))
+    history.fork("branch")
+    for name in ("branch#agent:a", "s#agent:b", "plain"):
+        assert agent.fork(name).messages == agent.messages
+    assert {found.session_id for found in history.store.list_conversations(session_id="branch", user_id="u")} == {
+        "branch",
+        "branch#agent:a",
+    }
 
 
 def test_a_fork_that_is_asked_for_again_is_there(history: PostgresChatMessageHistory) -> None:

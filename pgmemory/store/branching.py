@@ -8,7 +8,7 @@ from typing import Any
 
 from pgmemory.encryption import DataKey
 from pgmemory.errors import ConfigurationError
-from pgmemory.models import AFTER_ALL, ConversationKey, LogState
+from pgmemory.models import AFTER_ALL, BEFORE_AGENT, ConversationKey, LogState
 from pgmemory.pool import Execute
 from pgmemory.queries import branching, windows
 from pgmemory.rows import names_of, to_message, to_summary
@@ -37,17 +37,24 @@ class BranchingOperations(EncryptionOperations, MeaningOperations):
 
         Args:
             key: The conversation to copy; it is left as it is.
-            session_id: The new one's name.
+            session_id: The new one's name. Only a log that an agent keeps beside a conversation is forked into one that
+                bears such a log's name.
             at: Number of the last message that is copied, -1 for none; None for all there are.
 
         Raises:
-            ConfigurationError: There is no such conversation, no such message yet, or already a conversation of the new
-                name; nothing was written.
+            ConfigurationError: There is no such conversation, no such message yet, already a conversation of the new
+                name, or that is an agent's; nothing was written.
             EncryptionError: It is encrypted and the keyring is missing or does not open its key; nothing was written.
         """
         if at is not None and (type(at) is not int or at < -1):
             raise ConfigurationError(f"a fork must end at a message's number, or at -1 for none, not at {at!r}")
         fork = self.key(session_id, self._own(key).user_id)
+        if BEFORE_AGENT in fork.session_id and BEFORE_AGENT not in key.session_id:
+            # It would be cleared, held and erased with a conversation that it has nothing to do with, and not recalled.
+            raise ConfigurationError(
+                f"session {key.session_id!r} cannot be forked into {fork.session_id!r}, the name of a log that an "
+                f"agent keeps beside a conversation: choose a name without {BEFORE_AGENT!r}"
+            )
         write_id = str(fork.write_id(f"fork of {key.id} at {at}"))
 
         def copy(execute: Execute) -> None:
