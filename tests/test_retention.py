@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from datetime import timedelta
+from itertools import count
 from typing import Any
 
 import psycopg2
@@ -588,6 +589,44 @@ def test_erasing_a_session_takes_its_agents_logs_and_nothing_else(store: Convers
     # It begins anew, as if it had never been.
     say(store, "s", "u", turns=1)
     assert [message.message_index for message in store.list_messages("s", user_id="u")] == [0, 1]
+
+
+@pytest.mark.parametrize("comes", ["before", "after"])
+def test_nothing_of_a_user_survives_in_a_fork_that_is_made_meanwhile(
+    store: ConversationStore, server_dsn: str, admin: Connection, comes: str
+) -> None:
+    store.setup(search=True)
+    source = store.key("s", "secret-user")
+    history = PostgresChatMessageHistory("s", store, user_id="secret-user")
+    history.add_messages([human("secret-text"), ai("secret-answer")])
+    # Conversations are erased in the order of their ids.
+    forks = (store.key(f"fork {n}", "secret-user") for n in count())
+    fork = next(key for key in forks if (key.id < source.id) == (comes == "before"))
+    admin.autocommit = False
+    # The fork waits in the middle, with its source locked, for one of the same id that is never committed.
+    ask(
+        admin,
+        "insert into {schema}.conversations (id, tenant_id, user_id, session_id) values (%(id)s, '', '', '')",
+        store.schema,
+        id=str(fork.id),
+    )
+    with closing(psycopg2.connect(server_dsn)) as looking, ThreadPoolExecutor(2) as pool:
+        looking.autocommit = True
+
+        def wait_for(sessions: int) -> None:
+            waiting = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and query like %(own)s"
+            wait_until(lambda: ask(looking, waiting, "", own=f"%{store.schema}%") == [(sessions,)], "they wait")
+
+        forking = pool.submit(history.fork, fork.session_id)
+        wait_for(1)
+        erasing = pool.submit(store.erase_user, "secret-user")
+        wait_for(2)
+        admin.rollback()
+        admin.autocommit = True
+        forking.result(60)
+        receipt = erasing.result(60)
+    assert {gone.session_id for gone in receipt.conversations} == {"s", fork.session_id}
+    assert trace_of(admin, store.schema, "secret-", str(source.id), str(fork.id)) == []
 
 
 @pytest.mark.parametrize("user_id", ["", None])
