@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import re
-import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
@@ -19,23 +18,14 @@ from conversations import (
     ai,
     calling,
     dialogue,
-    head_of,
     human,
-    logs,
     result,
-    shown_of,
-    split,
     system,
-    tokens_of_all,
-    widest_window,
 )
 from fakes import scripted
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+from langchain_core.messages import AIMessage, HumanMessage
 from psycopg2.extensions import connection as Connection
 from test_cli import Ended
-from test_editing import Model
 
 from pgmemory import (
     BufferMemory,
@@ -469,198 +459,6 @@ def test_the_commands_fork_list_states_and_show_the_past(
     assert refused.code == 1 and "already" in refused.errors
     history.store.set_metadata("empty", {})
     assert run("states", "empty").code == 0
-
-
-# Any sequence of operations on any branch
-
-
-class Branch(Model):
-    """What a conversation should hold: its log, its summaries, and which messages bear a write's id."""
-
-    def __init__(self, history: PostgresChatMessageHistory) -> None:
-        super().__init__()
-        self.history = history
-        self.summaries: set[int] = set()
-        self.through = -1
-        self.keeps_summary = False
-        self.writes: dict[str, int] = {}  # the message that bears it, by key
-        self.origin: tuple[Branch, int] | None = None  # what it is a fork of, and at which message
-
-    def write(self, key: str, messages: list[BaseMessage]) -> bool:
-        if key in self.writes or not messages:
-            return False
-        self.writes[key] = self.next_index
-        self.append(messages)
-        return True
-
-    def remove(self, gone: list[int]) -> None:
-        """What goes by an edit."""
-        self.log = [entry for entry in self.log if entry[0] not in gone]
-        left = [index for index, _ in self.log]
-        lost = sorted(((bearer, key) for key, bearer in self.writes.items() if bearer in gone), reverse=True)
-        for bearer, key in lost:
-            del self.writes[key]
-            heir = next((index for index in left if index > bearer), None)
-            if heir is not None and heir not in self.writes.values():
-                self.writes[key] = heir
-        self.edited(gone[0])
-
-    def edited(self, first: int) -> None:
-        self.summaries = {through for through in self.summaries if through < first}
-        if self.through >= first:
-            self.through = max(self.summaries, default=-1)
-
-    def prune(self, most: int) -> None:
-        """What goes by `max_messages`, behind a turn."""
-        if len(self.log) <= most:
-            return
-        humans = [index for index, message in self.log if isinstance(message, HumanMessage)]
-        spared = {index for index, message in self.log if message.type == "system" and index < humans[0]}
-        newest = {index for index, _ in self.log[max(0, len(self.log) - max(0, most - len(spared))) :]}
-        cut = min([index for index in humans if index in newest], default=humans[-1])
-        if self.keeps_summary:
-            cut = min(cut, self.through + 1)
-        self.log = [entry for entry in self.log if entry[0] >= cut or entry[0] in spared]
-        left = {index for index, _ in self.log}
-        self.writes = {key: bearer for key, bearer in self.writes.items() if bearer in left}
-
-    def clear(self) -> None:
-        self.log, self.summaries, self.writes = [], set(), {}
-        self.through, self.keeps_summary = self.next_index - 1, False
-
-    def as_of(self, at: int) -> Branch:
-        past = Branch(self.history)
-        past.log = [entry for entry in self.log if entry[0] <= at]
-        past.next_index = at + 1
-        past.summaries = {through for through in self.summaries if through <= at}
-        past.through = self.through if self.through <= at else max(past.summaries, default=-1)
-        past.keeps_summary = self.keeps_summary
-        return past
-
-    def check(self, history: PostgresChatMessageHistory) -> None:
-        """Compare all that can be seen of it."""
-        store = history.store
-        assert history.messages == self.messages
-        memory = TokenWindowMemory(chat_memory=history, max_token_limit=80, return_messages=True)
-        assert memory.buffer == widest_window(self.messages, 80, tokens_of_all)
-        _, turns = split(self.messages)
-        relevant = RelevantTurnMemory(chat_memory=history, keywords=["refund"], return_messages=True)
-        assert relevant.buffer == [
-            *head_of(self.messages),
-            *(message for turn in turns if is_relevant(turn) for message in shown_of(turn)),
-        ]
-        last = BufferMemory(chat_memory=history, k=1, return_messages=True)
-        assert last.buffer == head_of(self.messages) + [message for turn in turns[-1:] for message in shown_of(turn)]
-        window = store.read_summary_window(history.key, budget=10**6, encoding=None, before=history.before)
-        covers = max(self.summaries, default=None)
-        assert (window.summary and window.summary.covers_through) == covers
-        assert [one.message_index for one in window.messages] == [at for at, _ in self.log if at > self.through]
-        ends = [at for at, (_, message) in enumerate(self.log) if at and isinstance(message, HumanMessage)]
-        numbers = [self.log[end - 1][0] for end in [*ends, *([len(self.log)] if self.log else [])]]
-        assert [
-            (state.message_index, state.summary and state.summary.covers_through) for state in history.states()
-        ] == [(at, max((one for one in self.summaries if one <= at), default=None)) for at in reversed(numbers)]
-
-
-def is_relevant(turn: list[BaseMessage]) -> bool:
-    said = [message.content for message in turn if isinstance(message, (HumanMessage, AIMessage))]
-    return any(isinstance(text, str) and "refund" in text.casefold() for text in said)
-
-
-OPERATIONS = ["append", "append", "judged", "again", "prune", "fold", "fork", "fork", "refork"]
-OPERATIONS += ["delete", "last", "text", "clear"]
-
-
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_any_sequence_of_operations_leaves_every_branch_right(store: ConversationStore, data: st.DataObject) -> None:
-    branches = [Branch(PostgresChatMessageHistory(str(uuid.uuid4()), store))]
-    said: list[list[BaseMessage]] = []  # each write's key is its place here
-
-    def write(branch: Branch, number: int, *, judged: bool = False, most: int | None = None) -> None:
-        history, messages = branch.history, said[number]
-        if judged:
-            memory = RelevantTurnMemory(
-                chat_memory=history, keywords=["refund"], keep_irrelevant=True, idempotency_key=str(number)
-            )
-            memory.save_messages(messages)
-        else:
-            limited = PostgresChatMessageHistory(history.session_id, store, max_messages=most)
-            limited.add_messages(messages, idempotency_key=str(number))
-        if branch.write(str(number), messages) and most is not None:
-            branch.prune(most)
-
-    for _ in range(data.draw(st.integers(3, 10), "steps")):
-        kind = data.draw(st.sampled_from(OPERATIONS), "operation")
-        branch = data.draw(st.sampled_from(branches), "branch")
-        history = branch.history
-        place = data.draw(st.integers(0, max(0, len(branch.log) - 1)), "place")
-        if kind in ("append", "judged") or not branch.log:
-            turn = data.draw(logs if kind == "append" else st.sampled_from(TURNS), "log")
-            said.append(turn)
-            write(branch, len(said) - 1, judged=kind == "judged")
-        elif kind == "again":
-            write(branch, data.draw(st.integers(0, len(said) - 1), "write"))
-        elif kind == "prune":
-            said.append(dialogue(1))
-            write(branch, len(said) - 1, most=data.draw(st.integers(1, 6), "most"))
-        elif kind == "fold":
-            unread = [index for index, _ in branch.log if index > branch.through]
-            if unread:
-                through = data.draw(st.sampled_from(unread), "through")
-                summarise(history, through)
-                branch.summaries.add(through)
-                branch.through, branch.keeps_summary = through, True
-        elif kind == "fork":
-            at = data.draw(st.integers(-1, branch.next_index - 1), "at")
-            fork = branch.as_of(at)
-            fork.history = history.fork(str(uuid.uuid4()), at=at)
-            fork.origin = (branch, at)
-            if fork.log:
-                fork.writes["fork"] = fork.log[0][0]
-            branches.append(fork)
-        elif kind == "refork":
-            if branch.origin is not None:
-                source, at = branch.origin
-                if "fork" in branch.writes:
-                    source.history.fork(history.session_id, at=at)
-                else:
-                    with pytest.raises(ConfigurationError, match="already"):
-                        source.history.fork(history.session_id, at=at)
-        elif kind == "delete":
-            places = branch.goes_with(place)
-            gone = [branch.log[at][0] for at in places]
-            assert history.delete_messages([branch.log[place][0]]) == gone
-            branch.remove(gone)
-        elif kind == "last":
-            start, end = branch.turn_around(len(branch.log) - 1)
-            is_turn = isinstance(branch.messages[start], HumanMessage)
-            gone = [index for index, _ in branch.log[start:end]] if is_turn else []
-            assert history.delete_last_turn() == gone
-            if gone:
-                branch.remove(gone)
-        elif kind == "text":
-            index, message = branch.log[place]
-            if message.type == "remove":
-                continue
-            history.replace_message(index, "new text")
-            branch.log[place] = (index, message.model_copy(update={"content": "new text"}))
-            branch.edited(index)
-        else:
-            history.clear()
-            branch.clear()
-        branch.check(history)
-        at = data.draw(st.integers(-1, branch.next_index), "as of")
-        branch.as_of(at).check(history.as_of(at))
-    for branch in branches:
-        branch.check(branch.history)
-
-
-TURNS: list[list[BaseMessage]] = [
-    [human("a refund?"), ai("no")],
-    [human("so?"), calling("c1"), result("c1"), ai("a refund it is")],
-    [human("hello"), ai("hi")],
-]
 
 
 # The guide
