@@ -64,6 +64,11 @@ class Branch(Model):
     def remove(self, gone: list[int]) -> None:
         """What goes by an edit."""
         self.log = [entry for entry in self.log if entry[0] not in gone]
+        self.inherit(gone)
+        self.edited(gone[0])
+
+    def inherit(self, gone: list[int]) -> None:
+        """Which messages bear the ids of writes that those which are gone bore."""
         left = [index for index, _ in self.log]
         lost = sorted(((bearer, key) for key, bearer in self.writes.items() if bearer in gone), reverse=True)
         for bearer, key in lost:
@@ -71,7 +76,15 @@ class Branch(Model):
             heir = next((index for index in left if index > bearer), None)
             if heir is not None and heir not in self.writes.values():
                 self.writes[key] = heir
-        self.edited(gone[0])
+
+    def replace_turn(self, place: int, messages: Sequence[BaseMessage]) -> None:
+        start, end = self.turn_around(place)
+        old = [index for index, _ in self.log[start:end]]
+        more = max(0, len(messages) - len(old))
+        super().replace_turn(place, messages)
+        self.writes = {key: at + more if at > old[-1] else at for key, at in self.writes.items()}
+        self.inherit(old[len(messages) :])
+        self.edited(old[0])
 
     def edited(self, first: int) -> None:
         self.summaries = {through for through in self.summaries if through < first}
@@ -194,7 +207,7 @@ def check_shown_once(branch: Branch, history: PostgresChatMessageHistory, k: int
 
 
 OPERATIONS = ["append", "append", "judged", "again", "prune", "fold", "fork", "fork", "refork"]
-OPERATIONS += ["delete", "last", "text", "clear"]
+OPERATIONS += ["delete", "last", "text", "turn", "clear"]
 TURNS: list[list[BaseMessage]] = [
     [human("a refund?"), ai("no")],
     [human("so?"), calling("c1"), result("c1"), ai("a refund it is")],
@@ -290,6 +303,13 @@ def test_any_sequence_of_operations_leaves_every_branch_right(
             history.replace_message(index, "new text")
             branch.log[place] = (index, message.model_copy(update={"content": "new text"}))
             branch.edited(index)
+        elif kind == "turn":
+            start, _ = branch.turn_around(place)
+            if isinstance(branch.messages[start], HumanMessage):
+                answers = data.draw(st.lists(st.sampled_from(["a refund", "part"]), max_size=5), "answers")
+                turn = identified([human("new turn"), *map(ai, answers)])
+                history.replace_turn(branch.log[place][0], turn)
+                branch.replace_turn(place, turn)
         else:
             history.clear()
             branch.clear()

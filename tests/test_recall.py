@@ -213,6 +213,17 @@ def test_what_a_fork_has_in_common_with_its_source_is_shown_once(searched: Conve
     memory = RecallMemory(session_id="fork", user_id="u", store=searched, k=4, return_messages=True)
     shown = [message.content for message in memory.load_memory_variables({"input": "zebra"})["history"]]
     assert sorted(shown) == sorted(f"{word} {number}" for number in range(4) for word in ("zebra", "stripes"))
+    # Also where it has moved up since.
+    history.replace_turn(0, [human("another"), ai("thing"), ai("altogether")])
+    moved = [message.content for message in memory.load_memory_variables({"input": "zebra"})["history"]]
+    assert sorted(set(moved) & set(shown)) == sorted(text for text in moved if text in shown) == sorted(shown)
+
+
+def test_what_was_said_twice_at_the_same_time_is_shown_twice(searched: ConversationStore, admin: Connection) -> None:
+    say(searched, "old", "zebra", "stripes", "zebra", "stripes")
+    execute(admin, f"update {searched.schema}.conversation_messages set created_at = '2026-01-01'")
+    memory = RecallMemory(session_id="now", user_id="u", store=searched, return_messages=True)
+    assert len(memory.load_memory_variables({"input": "zebra"})["history"]) == 4
 
 
 @pytest.mark.parametrize("wrong", [{"k": -1}, {"k": True}, {"text": None}])

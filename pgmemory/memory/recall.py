@@ -78,14 +78,17 @@ class RecallMemory(TokenLimitMemory):
         if len(newest.head) < len(window.system):
             return newest  # the system messages alone pass the limit
         chosen: list[tuple[RecalledTurn, Turn]] = []
-        # A fork bears its source's turns, with their numbers and times: they are shown once.
+        # A fork bears its source's turns, with their times: they are shown once.
         shown_now = {logged.message_index for turn in newest.turns for logged in turn}
-        seen = {_what_was_said(stored) for stored in recalled.window.messages if stored.message_index in shown_now}
+        seen = {
+            _what_was_said(stored): self.chat_memory.session_id
+            for stored in recalled.window.messages
+            if stored.message_index in shown_now
+        }
         for recalled_turn in recalled.turns:
             said = _what_was_said(recalled_turn.messages[0])
-            if said in seen:
+            if seen.setdefault(said, recalled_turn.session_id) != recalled_turn.session_id:
                 continue
-            seen.add(said)
             turn = shown(self._logged(recalled_turn.messages))
             others = [other for _, other in chosen]
             if turn and self._count([newest.head, *others, turn, *newest.turns]) <= limit:
@@ -147,7 +150,8 @@ class RecallMemory(TokenLimitMemory):
 
 
 def _what_was_said(stored: StoredMessage) -> tuple[Any, ...]:
-    return stored.created_at, stored.message_index, stored.role, stored.content
+    # Not by its number: what follows a turn that is replaced by a longer one moves up.
+    return stored.created_at, stored.role, stored.content
 
 
 def _place(found: RecalledTurn) -> tuple[Any, ...]:
