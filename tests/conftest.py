@@ -61,6 +61,7 @@ BELOW_LANGCHAIN = {
     "test_pool",
     "test_pool_copies",
     "test_recall_bench",
+    "test_recall_languages",
     "test_retention",
     "test_row_level_security",
     "test_schema",

@@ -9,6 +9,8 @@ does not begin with the conversation's id, and so it is not for distributed Post
 
 from __future__ import annotations
 
+import unicodedata
+
 from pgmemory.queries.parts import READ_COMMITTED
 
 ROLES = "('human', 'ai')"
@@ -59,11 +61,37 @@ create index if not exists message_terms_by_message on {schema}.message_terms (c
 
 EMPTY_TABLE = "truncate {schema}.message_terms"
 
-# A long text costs as many rows as it has words; and to_tsvector fails beyond a megabyte.
-_CHARACTERS = 20_000
-_ACCENTS = r"\u0300-\u036f"
+# A long text costs as many rows as it has words; and to_tsvector fails beyond a megabyte. Taken apart into letters and
+# accents, a text is longer.
+_CHARACTERS, _APART = 20_000, 60_000
 _HAN = r"\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003134f"
 _CJK = rf"{_HAN}\u3041-\u30ff\uac00-\ud7af"
+# What parts words; where the database knows ASCII alone, text search takes it for letters.
+_SIGNS = (
+    r"\u00a1-\u00a9\u00ab-\u00b1\u00b6\u00b7\u00bb\u00bf\u00d7\u00f7\u05be\u060c\u061b\u061f\u06d4\u0964\u0965"
+    r"\u2010-\u2027\u2030-\u205e\u20a0-\u20c0\u2190-\u2bff\u3001-\u3003\u3008-\u3020\ufe0f\U0001f000-\U0001faff"
+)
+# Accents; the vowels of Hebrew and Arabic, and the stroke that makes a word longer.
+_ACCENTS = r"\u0300-\u036f\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7\u0640\u064b-\u065f\u0670"
+# Cyrillic letters that are others than those without a breve.
+_KEPT = ("й", "ў")
+# What Unicode does not take apart, and people write with other letters where a keyboard lacks it.
+_ONE_LETTER = ("ıøłđ", "iold")
+_TWO_LETTERS = {"ß": "ss", "æ": "ae", "œ": "oe"}
+# What is no ASCII letter with an accent.
+_CAPITALS = "ÆÐØÞĐŁŒΑΒΓΔΕΖΗΘΙΚΛΜΝΞΟΠΡΣΤΥΦΧΨΩАБВГДЕЖЗИКЛМНОПРСТУФХЦЧШЩЪЫЬЭЮЯЂЄЅІЈЉЊЋЏҐ"
+
+
+def _folded(text: str) -> str:
+    """Return an SQL expression: a text in lower case without its accents, taken apart in whatever else can be."""
+    apart = f"normalize({text}, nfd)"
+    for letter in _KEPT:
+        apart = f"replace({apart}, '{unicodedata.normalize('NFD', letter)}', '{letter}')"
+    folded = f"translate(regexp_replace({apart}, E'[{_ACCENTS}]+', '', 'g'), '{_ONE_LETTER[0]}', '{_ONE_LETTER[1]}')"
+    for letter, letters in _TWO_LETTERS.items():
+        folded = f"replace({folded}, '{letter}', '{letters}')"
+    return folded
+
 
 # E'' makes the escapes the characters themselves, whatever standard_conforming_strings is when the body is read.
 CREATE_FUNCTION = rf"""
@@ -74,35 +102,65 @@ set search_path = pg_catalog, pg_temp
 set default_text_search_config = {{language}}
 as $function$
 declare
-    folded text := left(content, {_CHARACTERS});
+    -- As in C: to a Turkish database "I" is no capital of "i".
+    written text := lower(left(content, {_CHARACTERS}) collate "C");
     unspaced text[] := '{{}}';
+    found tsvector;
+    stems text[];
+    apart text;
+    bare_stems text[] := '{{}}';
 begin
-    if octet_length(folded) > char_length(folded) then
-        folded := left(
-            normalize(regexp_replace(normalize(folded, nfkd), E'[{_ACCENTS}]', '', 'g'), nfkc), {_CHARACTERS});
+    if octet_length(written) > char_length(written) then
+        -- '´' is often meant for an apostrophe, and would become a blank with an accent.
+        written := left(normalize(translate(left(content, {_APART}), '´', ' '), nfkd), {_APART});
+        -- Taken apart, most letters become lower case as in C, and the others where the database knows more than ASCII.
+        written := lower(lower(written collate "C") collate "default");
+        if written ~ '[{_CAPITALS}]' then
+            written := translate(written, '{_CAPITALS}', '{_CAPITALS.lower()}');
+        end if;
+        -- The capital I of Turkish has a dot.
+        written := left(normalize(replace(written, E'i\u0307', 'i'), nfkc), {_CHARACTERS});
         -- Chinese and Japanese are written without spaces: each two neighbours are taken for a word, and so is a Han
         -- character that stands by itself, as between kana.
         unspaced := array(
             select p.pair from (
                 select c.c || lead(c.c) over (partition by r.n order by c.i) as pair
-                from regexp_matches(folded, E'[{_CJK}]+', 'g') with ordinality as r (run, n)
+                from regexp_matches(written, E'[{_CJK}]+', 'g') with ordinality as r (run, n)
                 cross join unnest(string_to_array(r.run[1], null)) with ordinality as c (c, i)) p
             where p.pair is not null
             union all
-            select h.han[1] from regexp_matches(folded, E'(?<![{_HAN}])[{_HAN}](?![{_HAN}])', 'g') as h (han));
-        folded := regexp_replace(folded, E'[{_CJK}]+', ' ', 'g');
+            select h.han[1] from regexp_matches(written, E'(?<![{_HAN}])[{_HAN}](?![{_HAN}])', 'g') as h (han));
+        written := regexp_replace(written, E'[{_CJK}{_SIGNS}]+', ' ', 'g');
+    end if;
+    -- 'either/or' would be taken for the name of a file.
+    found := to_tsvector(translate(written, '/', ' '));
+    stems := tsvector_to_array(found);
+    if octet_length(written) > char_length(written) then
+        -- By accents a stemmer knows endings and stop words: they are folded after it.
+        stems := string_to_array({_folded("array_to_string(stems, chr(10))")}, chr(10));
+        -- Who writes without accents gets other stems: a word with accents has the stem of what is then written, too.
+        apart := regexp_replace(written, E'[^a-z0-9\u0080-\U0010ffff]+', chr(10), 'g');
+        bare_stems := array(
+            select b.lexeme
+            from unnest(string_to_array(apart, chr(10)), string_to_array({_folded("apart")}, chr(10))) w (word, bare)
+            cross join unnest(to_tsvector(w.bare)) b
+            where w.word <> w.bare and to_tsvector(w.word) <> '');
     end if;
     return query
     with words as (
-        select w.lexeme as word, cardinality(w.positions) as times
-        -- 'either/or' would be taken for the name of a file.
-        from unnest(to_tsvector(translate(folded, '/', ' '))) w
+        select f.stem as word, cardinality(f.positions) as times, 0 as times_bare
+        from rows from (unnest(stems), unnest(found)) f (stem, lexeme, positions, weights)
         union all
-        select u.u, 1 from unnest(unspaced) u
+        select u.u, 1, 0 from unnest(unspaced) u
+        union all
+        select b.b, 0, 1 from unnest(bare_stems) b
     )
-    select hashtextextended(w.word collate "C", scope), least(sum(w.times), 32767)::smallint,
-           least(sum(sum(w.times)) over (), 32767)::smallint
+    -- A word counts once, whether it has one stem or two.
+    select hashtextextended(w.word collate "C", scope),
+           least(greatest(sum(w.times), sum(w.times_bare)), 32767)::smallint,
+           least(greatest(sum(sum(w.times)) over (), 1), 32767)::smallint
     from words w
+    where w.word <> ''
     group by 1;
 end
 $function$;
