@@ -198,7 +198,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--k", type=int, default=10, help="how many messages count as recalled (10)")
     parser.add_argument("--token-budget", type=int, default=1000, help="for the other figure (1000)")
     parser.add_argument("--messages", type=int, default=20_000, help="of the user whose time is measured (20,000)")
-    parser.add_argument("--embeddings", default=_OFFLINE, metavar="MODULE:CLASS", help=f"what makes vectors ({_OFFLINE})")
+    parser.add_argument(
+        "--embeddings", type=_embeddings, default=_OFFLINE, metavar="MODULE:CLASS", help=f"make vectors ({_OFFLINE})"
+    )
     options = parser.parse_args(arguments)
     try:
         dialogues = list(dialogues_in(options.folder))
@@ -209,8 +211,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not asked:
         print(f"{options.folder} holds no JSON file with questions and their evidence", file=sys.stderr)
         return 1
-    embeddings = _embeddings(options.embeddings)
-    with server.database() as dsn, ConversationStore(dsn, schema="recall", embeddings=embeddings) as store:
+    with server.database() as dsn, ConversationStore(dsn, schema="recall", embeddings=options.embeddings) as store:
         store.setup(search=True)
         scores = measure(store, dialogues, k=options.k, budget=options.token_budget)
         seconds = time_spent(store, dialogues, k=options.k, messages=options.messages)
@@ -229,7 +230,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _embeddings(path: str) -> Embeddings:
     module, _, name = path.partition(":")
-    made: Embeddings = getattr(importlib.import_module(module), name)()
+    try:
+        made: Embeddings = getattr(importlib.import_module(module), name)()
+    except (ImportError, AttributeError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"{path!r} is no MODULE:CLASS of embeddings: {error}") from error
     return made
 
 

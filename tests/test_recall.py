@@ -12,7 +12,7 @@ import pytest
 from chains import AgentExecutor, ConversationChain, create_tool_calling_agent
 from conftest import CountingPool
 from conversations import ai, calling, human, result, system, tokens_of_all
-from fakes import scripted
+from fakes import FakeEmbeddings, scripted
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
 from langchain_core.tools import tool
@@ -199,6 +199,7 @@ def test_as_of_an_earlier_message_nothing_later_is_recalled(searched: Conversati
     assert {place for place in hits(searched, "parcel", before=2)} == {("now", 0), ("now", 1)}
     memory = RecallMemory(session_id="now", user_id="u", store=searched, k=0, return_messages=True)
     assert memory.as_of(1).load_memory_variables({"input": "parcel"}) == {"history": [human("parcel one"), ai("fine")]}
+    assert memory.as_of(-1).load_memory_variables({"input": "parcel"}) == {"history": []}
     # Nor the rest of a turn that was still to be said.
     assert memory.as_of(2).load_memory_variables({"input": "two"}) == {
         "history": [human("parcel one"), ai("fine"), human("parcel two")]
@@ -666,24 +667,36 @@ def test_explain_says_what_was_recalled_and_from_where(searched: ConversationSto
     assert (codes["newest"], codes["quite unrelated"], codes["my parcel"]) == ("kept", "beyond_limit", "irrelevant")
 
 
+@pytest.fixture(params=["by words", "by both"])
+def recalled(request: pytest.FixtureRequest, server_dsn: str, schema_name: str) -> Iterator[ConversationStore]:
+    """A store that recalls without pgvector, and one that recalls with it."""
+    embeddings = FakeEmbeddings() if request.param == "by both" else None
+    with ConversationStore(server_dsn, schema=schema_name, embeddings=embeddings) as store:
+        store.setup(search=True)
+        yield store
+
+
 @pytest.mark.parametrize("as_messages", [True, False])
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_conversation_chain_recalls_what_was_said_in_another_session(
-    searched: ConversationStore, as_messages: bool, is_async: bool
+    recalled: ConversationStore, as_messages: bool, is_async: bool
 ) -> None:
-    say(searched, "old", "my parcel has the number 7001", "noted")
+    say(recalled, "old", "my parcel has the number 7001", "noted")
+    recalled.index_messages()
     llm = scripted("It is 7001.", "Bye.")
-    memory = recalling(searched, return_messages=as_messages)
+    memory = recalling(recalled, return_messages=as_messages)
     prompt = ChatPromptTemplate.from_messages(
         [MessagesPlaceholder("history") if as_messages else ("system", "{history}"), ("human", "{input}")]
     )
     chain = ConversationChain(llm=llm, memory=memory, prompt=prompt)
-    for said in ("Which number has my parcel?", "Goodbye"):
+    # The word is another one where the meaning is known.
+    asked = "package" if recalled.embedder else "parcel"
+    for said in (f"Which is the one of my {asked}?", "Goodbye"):
         inputs = {"input": said}
         asyncio.run(chain.ainvoke(inputs)) if is_async else chain.invoke(inputs)
     first, second = (str(messages) for messages in llm.calls)
     assert "number 7001" in first and "noted" in first
-    assert "number 7001" not in second and "It is 7001." in second
+    assert "It is 7001." in second and (recalled.embedder or "number 7001" not in second)
     assert [message.content for message in memory.chat_memory.messages][-2:] == ["Goodbye", "Bye."]
 
 
@@ -696,7 +709,7 @@ def track(number: int) -> str:
 @pytest.mark.parametrize("as_messages", [True, False])
 @pytest.mark.parametrize("is_async", [False, True])
 def test_an_agent_recalls_whole_turns_with_their_tool_calls(
-    searched: ConversationStore, as_messages: bool, is_async: bool
+    recalled: ConversationStore, as_messages: bool, is_async: bool
 ) -> None:
     def agent(*answers: Any, session_id: str) -> tuple[Any, AgentExecutor]:
         llm = scripted(*answers)
@@ -708,7 +721,7 @@ def test_an_agent_recalls_whole_turns_with_their_tool_calls(
             ]
         )
         memory = recalling(
-            searched, session_id=session_id, return_messages=as_messages, save_intermediate_steps=True
+            recalled, session_id=session_id, return_messages=as_messages, save_intermediate_steps=True
         )
         executor = AgentExecutor(
             agent=create_tool_calling_agent(llm, [track], prompt),
@@ -724,8 +737,9 @@ def test_an_agent_recalls_whole_turns_with_their_tool_calls(
     calls = [{"name": "track", "args": {"number": 7001}, "id": "c", "type": "tool_call"}]
     _, executor = agent(AIMessage("", tool_calls=calls), "Your parcel is in Oslo.", session_id="old")
     ask(executor, "Where is my parcel?")
+    recalled.index_messages()
     llm, executor = agent("In Oslo, as I said.", session_id="now")
-    ask(executor, "The parcel, where was it?")
+    ask(executor, f"The {'delivery' if recalled.embedder else 'parcel'}, any news?")
     (asked,) = llm.calls
     assert "7001 is in Oslo" in str(asked) and "Your parcel is in Oslo." in str(asked)
     if as_messages:

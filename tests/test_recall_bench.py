@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from benchmarks import recall
 from pgmemory import ConversationStore
+from pgmemory.offline_embeddings import OfflineEmbeddings
 
 PROJECT = Path(__file__).resolve().parents[1]
 SAMPLE = PROJECT / "benchmarks" / "recall_sample"
@@ -22,16 +24,32 @@ def test_the_sample_is_read_with_its_answerable_questions() -> None:
     assert dialogue.questions[2].evidence == {(1, 11), (1, 12)}
 
 
-def test_evidence_among_the_best_and_within_the_budget_is_counted(server_dsn: str, schema_name: str) -> None:
+@pytest.fixture
+def searched(server_dsn: str, schema_name: str) -> Iterator[ConversationStore]:
+    with ConversationStore(server_dsn, schema=schema_name, embeddings=OfflineEmbeddings()) as store:
+        store.setup(search=True)
+        yield store
+
+
+def test_evidence_among_the_best_and_within_the_budget_is_counted(searched: ConversationStore) -> None:
     dialogues = list(recall.dialogues_in(SAMPLE))
-    scores = recall.measure(server_dsn, dialogues, k=10, budget=100, schema=schema_name)
-    assert set(scores) == {"recency", "full text"}
+    scores = recall.measure(searched, dialogues, k=10, budget=100)
+    assert list(scores) == ["recency", "full text", "vector", "fused"]
     # By hand: the last ten messages are D3:5 to D3:14.
     evidence = [question.evidence for question in dialogues[0].questions]
     newest = {(3, number) for number in range(5, 15)}
     assert scores["recency"].among_best == [len(each & newest) / len(each) for each in evidence]
-    assert sum(scores["full text"].among_best) > 2 * sum(scores["recency"].among_best)
-    assert all(0 <= share <= 1 for share in scores["full text"].in_budget)
+    found = {name: sum(score.among_best) for name, score in scores.items()}
+    assert found["fused"] >= max(found["full text"], found["vector"]) > 2 * found["recency"]
+    assert all(0 <= share <= 1 for score in scores.values() for share in score.in_budget)
+
+
+def test_the_time_is_that_of_a_user_who_has_said_as_much(searched: ConversationStore) -> None:
+    dialogues = list(recall.dialogues_in(SAMPLE))
+    seconds = recall.time_spent(searched, dialogues, k=10, messages=601)
+    assert {name: len(each) for name, each in seconds.items()} == {"full text": 12, "vector": 12, "fused": 12}
+    kept = "select count(*), count(embedding) from {schema}.message_vectors"
+    assert searched._execute("count", kept, {}) == [(601, 601)]
 
 
 @pytest.mark.parametrize("content", ["{", "[1]", '{"qa": []}'])
@@ -47,8 +65,7 @@ def test_a_folder_without_questions_is_said(tmp_path: Path, capsys: pytest.Captu
     assert json.loads((SAMPLE / "ines_and_tomas.json").read_text())
 
 
-def test_a_store_of_the_sample_finds_what_shares_no_word_by_its_neighbour(store: ConversationStore) -> None:
-    store.setup(search=True)
+def test_a_store_of_the_sample_finds_what_shares_no_word_by_its_neighbour(searched: ConversationStore) -> None:
     (dialogue,) = recall.dialogues_in(SAMPLE)
-    ranking = recall.rankings(store, "u", dialogue)["full text"]
+    ranking = recall.rankings(searched, "u", dialogue)["full text"]
     assert {(2, 7), (2, 8)} <= set(ranking("How did Tomas break his ankle?")[:10])  # "What happened?"

@@ -20,9 +20,15 @@ _MOST_WORDS_ASKED = 256
 _SCOPED = """
 -- When message `before` was yet to be said; else there is no such moment.
 moment as (
-    select coalesce((select m.created_at from {schema}.conversation_messages m
-                     where m.conversation_id = %(id)s and m.message_index < %(before)s and %(before)s < 2147483647
-                     order by m.message_index desc limit 1), 'infinity') as at
+    select coalesce(
+        (select m.created_at from {schema}.conversation_messages m
+         where m.conversation_id = %(id)s and m.message_index < %(before)s and %(before)s < 2147483647
+         order by m.message_index desc limit 1),
+        -- Before the first of them.
+        (select m.created_at - interval '1 microsecond' from {schema}.conversation_messages m
+         where m.conversation_id = %(id)s and m.message_index >= %(before)s and %(before)s < 2147483647
+         order by m.message_index limit 1),
+        'infinity') as at
 ),
 -- What is shown or lies beyond is not recalled, nor are others for standing beside it.
 own as (
@@ -70,24 +76,29 @@ by_words as materialized (
     group by f.at
 )"""
 
+# By meaning every message is somewhat near. Of so many, which are most of a short past and a small part of a long one,
+# those count that are nearer than their mean.
+_NEAREST = 500
+
 # All vectors have length 1, so that their inner product, which pgvector gives negated, is their cosine similarity.
-_BY_MEANING = """
-asked as materialized (select %(embedding)s::{vector}.halfvec as embedding),
-similar_ones as materialized (
+_BY_MEANING = f"""
+asked as materialized (select %(embedding)s::{{vector}}.halfvec as embedding),
+nearest as materialized (
     select mine.place + v.message_index + 1 as at,
-           -(v.embedding operator({vector}.<#>) (select embedding from asked)) as similarity
+           -(v.embedding operator({{vector}}.<#>) (select embedding from asked)) as similarity
     from mine cross join lateral (
-        select v.message_index, v.embedding from {schema}.message_vectors v
+        select v.message_index, v.embedding from {{schema}}.message_vectors v
         where v.conversation_id = mine.id and v.embedding is not null
           and (mine.id <> %(id)s or v.message_index < (select recalled_before from own))
         offset 0) v
     where mine.is_recalled
+    order by similarity desc, at desc limit {_NEAREST}
 ),
 by_meaning as materialized (
     -- Where all are alike, as where there is one, none is unrelated.
-    select s.at, case when r.best - r.mean < 1e-6 then 1 else (s.similarity - r.mean) / (r.best - r.mean) end as score
-    from similar_ones s cross join (select avg(similarity) as mean, max(similarity) as best from similar_ones) r
-    where s.similarity > r.mean - 1e-6
+    select n.at, case when r.best - r.mean < 1e-6 then 1 else (n.similarity - r.mean) / (r.best - r.mean) end as score
+    from nearest n cross join (select avg(similarity) as mean, max(similarity) as best from nearest) r
+    where n.similarity > r.mean - 1e-6
 )"""
 
 # Scores of two kinds add up where each goes from what an unrelated message has, which is no word or the mean

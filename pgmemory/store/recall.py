@@ -92,7 +92,7 @@ class RecallOperations(EncryptionOperations, MeaningOperations):
 
         By words, messages are ranked by BM25 over what the human and the AI said, with how many of the user's own
         messages have each word; those that share no word with the text are not looked at. By meaning, they are ranked
-        by the cosine similarity of their vectors, where it is above the mean of the user's messages. By both, either
+        by the cosine similarity of their vectors, where it is above the mean of the 500 nearest. By both, either
         score is taken as a share of the best one, and they are added up. A message also gets a third of the score of
         those before and after it. Of equal ones the newer comes first. One round trip, after one question to the
         embedder.
