@@ -14,6 +14,7 @@ try:
     from langgraph.store.base import (
         BaseStore,
         GetOp,
+        IndexConfig,
         ListNamespacesOp,
         Op,
         PutOp,
@@ -40,21 +41,34 @@ class PostgresItemStore(BaseStore):
     """LangGraph's ``BaseStore`` over the items of a user, a session or a tenant: for ``store=`` of a graph or an agent.
 
     As LangGraph's own, with these differences. Expired items are never returned, and `ConversationStore.prune` deletes
-    them. A `query` finds items that share a word with it; there is no search by meaning, and `index` is left out of
-    account. In a batch what reads comes before what writes; the writes are one transaction.
+    them. A `query` goes by meaning where the `ConversationStore` has embeddings and was set up with ``search``, else by
+    words: only items that share a word with it are found. Vectors are made after a put, soon, but not within it, and
+    meanwhile its item is among those without a score. Paths of `index` are those that ``PutOp`` documents; others are
+    refused, and a field that is asked of a list is looked for in each of its elements. In a batch what reads comes
+    before what writes; the writes are one transaction.
 
     Args:
         items: Whose: see `ConversationStore.items`.
+        index: LangGraph's configuration of the index: its ``fields``, for what is put without an `index` of its own.
+            The embeddings are those of the `ConversationStore`.
         ttl: LangGraph's configuration of times to live, in minutes: its ``default_ttl`` and ``refresh_on_read``.
     """
 
     supports_ttl = True
 
-    def __init__(self, items: ItemStore, *, ttl: TTLConfig | None = None) -> None:
+    def __init__(
+        self, items: ItemStore, *, index: IndexConfig | None = None, ttl: TTLConfig | None = None
+    ) -> None:
         if not isinstance(items, ItemStore):
             raise ConfigurationError(f"items must be an ItemStore, as store.items() gives, not {type(items).__name__}")
+        if index is not None and index.keys() - {"fields"}:
+            raise ConfigurationError(
+                f"index can say fields, not {sorted(index.keys() - {'fields'})}: embeddings are given to the "
+                "ConversationStore(embeddings=…), which knows their dimensions"
+            )
         self.items = items
         self.ttl_config = ttl
+        self._fields = None if index is None else index.get("fields")
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
         """Run operations; a round trip for all items to get, one for all to put, and one for each other operation."""
@@ -72,7 +86,13 @@ class PostgresItemStore(BaseStore):
             elif not isinstance(op, (GetOp, PutOp)):
                 raise ConfigurationError(f"there is no operation {type(op).__name__}")
         self.items.put_all(
-            Put(op.namespace, op.key, op.value, None if op.ttl is None else timedelta(minutes=op.ttl))
+            Put(
+                op.namespace,
+                op.key,
+                op.value,
+                None if op.ttl is None else timedelta(minutes=op.ttl),
+                self._fields if op.index is None else op.index,
+            )
             for op in given
             if isinstance(op, PutOp)
         )

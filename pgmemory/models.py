@@ -211,7 +211,8 @@ class Item:
         created_at: When it was first put (aware).
         updated_at: When it was last put (aware).
         expires_at: When it expires if it is neither read nor put before (aware); None for never.
-        score: How well a search by words found it, the larger the better; None if none was asked for.
+        score: How well a search found it, the larger the better, by meaning the cosine similarity; None if no text was
+            searched for, or its meaning is not known.
     """
 
     namespace: tuple[str, ...]

@@ -38,7 +38,7 @@ class Workers:
         self._lock = threading.Lock()
         self._executor: ThreadPoolExecutor | None = None
         self._calls: set[Future[Any]] = set()
-        self._waiting: set[Callable[[], object]] = set()
+        self._waiting: set[tuple[Callable[..., object], Any]] = set()
         self._pid = os.getpid()
 
     async def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -61,20 +61,25 @@ class Workers:
         """Run a function in one of the threads, wait for it and return its result."""
         return self._running().submit(function).result()
 
-    def start(self, function: Callable[[], object]) -> None:
+    def start(self, function: Callable[[T], object], given: T) -> None:
         """Run a function in one of the threads and go on; only once if it has yet to begin when it is asked for again.
+
+        Args:
+            function: It.
+            given: Its argument, which can be hashed.
 
         Not if the interpreter is about to end.
         """
 
         def call() -> None:
-            self._waiting.discard(function)
-            function()
+            self._waiting.discard(asked)
+            function(given)
 
+        asked = (function, given)
         executor = self._running()
-        if function in self._waiting:
+        if asked in self._waiting:
             return
-        self._waiting.add(function)
+        self._waiting.add(asked)
         with suppress(RuntimeError):  # it takes no more
             future = executor.submit(call)
             self._calls.add(future)

@@ -54,6 +54,7 @@ BELOW_LANGCHAIN = {
     "test_given_pools",
     "test_inspection",
     "test_items",
+    "test_items_by_meaning",
     "test_keywords",
     "test_operations_guide",
     "test_packaging",

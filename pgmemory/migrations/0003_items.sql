@@ -8,6 +8,7 @@ create table {schema}.items (
     key           text        collate "C" not null,
     value         json        not null, -- as it was put: key order, number shapes
     words         tsvector    not null, -- of the texts in the value
+    meaning_paths jsonpath[]  not null default '{$}', -- where in it the texts are that it is found by the meaning of
     created_at    timestamptz not null,
     updated_at    timestamptz not null,
     time_to_live  interval,

@@ -20,14 +20,17 @@ PUT = (
     READ_COMMITTED
     + f"""
 insert into {{schema}}.items as i (tenant_id, owner_id, user_id, session_id, namespace, key, value, words,
-                                 created_at, updated_at, time_to_live, expires_at)
+                                 meaning_paths, created_at, updated_at, time_to_live, expires_at)
 select %(tenant_id)s, %(owner_id)s::uuid, %(user_id)s, %(session_id)s, p.namespace, p.key, p.value,
        case when octet_length(p.value::text) <= {_MOST_BYTES_OF_WORDS} then to_tsvector('simple', p.value) else '' end,
-       statement_timestamp(), statement_timestamp(), p.time_to_live, statement_timestamp() + p.time_to_live
-from json_to_recordset(%(puts)s::json) as p (namespace text[], key text, value json, time_to_live interval)
+       p.meaning_paths, statement_timestamp(), statement_timestamp(), p.time_to_live,
+       statement_timestamp() + p.time_to_live
+from json_to_recordset(%(puts)s::json) as p
+    (namespace text[], key text, value json, meaning_paths jsonpath[], time_to_live interval)
 on conflict (tenant_id, owner_id, namespace, key) do update set
     value = excluded.value,
     words = excluded.words,
+    meaning_paths = excluded.meaning_paths,
     created_at = case when i.expires_at <= excluded.created_at then excluded.created_at else i.created_at end,
     updated_at = excluded.updated_at,
     time_to_live = excluded.time_to_live,
@@ -105,16 +108,27 @@ _ASKED_WORDS = r"""(
         select string_agg('''' || replace(replace(w.lexeme, '\', '\\'), '''', '''''') || '''', ' | ')::tsquery
         from unnest(to_tsvector('simple', %(query)s::text)) w)"""
 
+_BY_WORDS = f"""cross join (select {_ASKED_WORDS} as words) asked
+    cross join lateral (
+        select case when %(query)s::text is not null then ts_rank(i.words, asked.words, 1) end as score
+        where %(query)s::text is null or i.words @@ asked.words) s"""
 
-def _search(refreshing: str) -> str:
+# What means nothing is at no distance from anything.
+_BY_MEANING = """cross join (select %(embedding)s::{vector}.halfvec as embedding) asked
+    cross join lateral (
+        select 1 - nullif(min(v.embedding operator({vector}.<=>) asked.embedding), 'NaN') as score
+        from {schema}.item_vectors v
+        where v.tenant_id = i.tenant_id and v.owner_id = i.owner_id and v.namespace = i.namespace and v.key = i.key
+          and v.embedding is not null) s"""
+
+
+def _search(scoring: str, refreshing: str) -> str:
     return f"""{READ_COMMITTED}
 with found as materialized (
     select i.namespace, i.key, i.value, i.created_at, i.updated_at, {_expires_at("%(refresh)s")},
-           %(refresh)s as refresh,
-           case when %(query)s::text is not null then ts_rank(i.words, asked.words, 1) end as score
-    from {{schema}}.items i cross join (select {_ASKED_WORDS} as words) asked
+           %(refresh)s as refresh, s.score
+    from {{schema}}.items i {scoring}
     where {_OWN} and {_LIVE} and {_BELOW_PREFIX}
-      and (%(query)s::text is null or i.words @@ asked.words)
       and (%(conditions)s::jsonb = '[]' or {_MEETS_CONDITIONS})
     order by score desc nulls last, i.updated_at desc, i.namespace, i.key
     limit %(limit)s offset %(offset)s
@@ -125,11 +139,19 @@ order by f.score desc nulls last, f.updated_at desc, f.namespace, f.key;
 """
 
 
-SEARCH = _search(f",{_refreshing('found')}")
+_REFRESHING_FOUND = f",{_refreshing('found')}"
+
+SEARCH = _search(_BY_WORDS, _REFRESHING_FOUND)
 """Search below a prefix: by words, best first, or all, last updated first."""
 
-LOOK = _search("")
+LOOK = _search(_BY_WORDS, "")
 """Search and refresh nothing, which a role or a server that only reads can."""
+
+SEARCH_BY_MEANING = _search(_BY_MEANING, _REFRESHING_FOUND)
+"""Search below a prefix by what is nearest to a vector; what has none comes last, last updated first."""
+
+LOOK_BY_MEANING = _search(_BY_MEANING, "")
+"""The same, and refresh nothing."""
 
 LIST_NAMESPACES = f"""
 select distinct i.namespace[1:%(max_depth)s]

@@ -21,8 +21,8 @@ TABLES = (
 )
 """The tables with a tenant, in the order in which they are locked: conversations first, as writers do."""
 
-TABLES_IF_ASKED_FOR = ("message_terms", "message_vectors")
-"""Those that are made where messages are recalled."""
+TABLES_IF_ASKED_FOR = ("message_terms", "message_vectors", "item_vectors")
+"""Those that are made where messages are recalled, and items are found by their meaning."""
 
 VIEWS = ("conversation_log",)
 

@@ -118,8 +118,8 @@ def _make_vectors(execute: Execute, schema: str, model: Model) -> None:
         raise SchemaError(
             f"recall by meaning needs pgvector 0.7 or newer, this is {version}: run `alter extension vector update`"
         )
-    create = meaning.CREATE_TABLE.replace("{dimensions}", str(model.dimensions))
+    create = meaning.CREATE_TABLES.replace("{dimensions}", str(model.dimensions))
     ((named,),) = execute(meaning.QUOTE, {"text": model.name})
-    for statement in (meaning.DROP_TABLE, create, meaning.CREATE_TRIGGERS):
+    for statement in (meaning.DROP_TABLES, create, meaning.CREATE_TRIGGERS):
         whole = in_schema(meaning.in_extension(statement, extension_schema), schema)
         execute(whole.replace("{model}", named))

@@ -52,7 +52,7 @@ class ConversationStore(
         retry_seconds: For how long, from its first failure on, an operation is tried again that a lost connection, an
             unreachable or demoted server, or a conflict has stopped; 0 for never.
         on_operation: Called with an `Operation` after each, in the thread that asked for it: for metrics and traces.
-        embeddings: LangChain's ``Embeddings``, by which messages are recalled by their meaning, after
+        embeddings: LangChain's ``Embeddings``, by which messages and items are found by their meaning, after
             ``setup(search=True)``. They are asked after a commit, in a thread of the store's own and in batches, and
             once only for equal texts of a tenant; while they fail, messages are stored and recalled by their words.
             Not what an encrypted conversation holds. What was not embedded when a process ends waits for the next

@@ -133,10 +133,10 @@ class StoreBase:
                 the tables, and keeps others waiting meanwhile. Needs PostgreSQL 15 and the tables' owner.
             search: Let messages in clear text be recalled by their words: the name of the text search configuration
                 that makes them, such as ``"german"``, or ``"simple"`` for any language; True for the one that is there,
-                or ``"english"``. With `embeddings` by their meaning, too, which needs the extension pgvector, and makes
-                it where this role may. What is stored already is indexed, in batches; its vectors are made afterwards,
-                in a thread of their own. Another configuration or another model than before means indexing anew.
-                Waits until no transaction uses the tables. None leaves it as it is.
+                or ``"english"``. With `embeddings` by their meaning, too, and items by theirs, which needs the
+                extension pgvector, and makes it where this role may. What is stored already is indexed, in batches;
+                its vectors are made afterwards, in a thread of their own. Another configuration or another model than
+                before means indexing anew. Waits until no transaction uses the tables. None leaves it as it is.
 
         Raises:
             ConfigurationError: There is no such row-level security or text search configuration.

@@ -7,16 +7,19 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from pgmemory.errors import ConfigurationError, MessageNotStorableError
 from pgmemory.models import AFTER_ALL, ConversationKey, Item
 from pgmemory.names import check_span, indexed_id
 from pgmemory.pool import Execute, StoreError
-from pgmemory.queries import items
-from pgmemory.store.base import StoreBase, refuse_held
+from pgmemory.queries import items, meaning
+from pgmemory.store.base import refuse_held
+from pgmemory.store.item_paths import Index, json_paths
+from pgmemory.store.meaning import MeaningOperations
 
 Namespace = Sequence[str]
+SearchBy = Literal["words", "meaning"]
 
 _MOST_BYTES_OF_PLACE = 1000  # namespace and key together: an index row is limited to a third of a page
 _BYTES_OF_LABEL = 8  # what an array adds to each
@@ -33,15 +36,17 @@ class Put(NamedTuple):
         key: As `Item.key`.
         value: A JSON object; None to delete the item.
         time_to_live: As for `ItemStore.put`.
+        index: As for `ItemStore.put`.
     """
 
     namespace: Namespace
     key: str
     value: Mapping[str, Any] | None
     time_to_live: timedelta | None = None
+    index: Index = None  # type: ignore[assignment]  # a tuple has a method of this name
 
 
-class ItemOperations(StoreBase):
+class ItemOperations(MeaningOperations):
     """What leads to items."""
 
     def items(
@@ -73,7 +78,7 @@ class ItemStore:
             without periods, and with the key at most 1000 bytes long, each label counting 8 more.
     """
 
-    def __init__(self, store: StoreBase, owner: ConversationKey) -> None:
+    def __init__(self, store: MeaningOperations, owner: ConversationKey) -> None:
         self._store = store
         self._owner = owner
         self._own = {"tenant_id": owner.tenant_id, "owner_id": str(owner.id)}
@@ -83,12 +88,18 @@ class ItemStore:
         return f"ItemStore(user_id={self._owner.user_id!r}{session})"
 
     @property
-    def store(self) -> StoreBase:
+    def store(self) -> MeaningOperations:
         """The store that these items are in."""
         return self._store
 
     def put(
-        self, namespace: Namespace, key: str, value: Mapping[str, Any], *, time_to_live: timedelta | None = None
+        self,
+        namespace: Namespace,
+        key: str,
+        value: Mapping[str, Any],
+        *,
+        time_to_live: timedelta | None = None,
+        index: Index = None,
     ) -> None:
         """Put an item, or replace the one of this key.
 
@@ -99,16 +110,23 @@ class ItemStore:
                 says.
             time_to_live: How long after it was last put or read it expires; None for never. An expired item is not
                 returned any more, and deleted by `prune`.
+            index: Where in the value the texts are by whose meaning it is found: paths such as ``"title"``,
+                ``"author.name"``, ``"chapters[*].text"``, ``"tags[0]"``, ``"tags[-1]"``, or ``"$"`` for the whole value
+                as one text. Each text has a vector of its own, of an item the first 100; what is no text is taken as
+                its JSON. A path may lead nowhere. None for the whole value, False for none. Kept, and without effect,
+                where the schema has no vectors.
 
         Raises:
+            ConfigurationError: `index` is none of these.
             MessageNotStorableError: A value has no JSON form, or a text holds NUL or half a surrogate pair.
         """
-        self.put_all([Put(namespace, key, value, time_to_live)])
+        self.put_all([Put(namespace, key, value, time_to_live, index)])
 
     def put_all(self, puts: Iterable[Put]) -> None:
         """Put and delete several items in one transaction; of two for one key the last counts.
 
-        One round trip if there is none to delete.
+        One round trip if there is none to delete. The vectors of texts are made afterwards, as those of messages are:
+        `ConversationStore.index_messages` waits for them.
 
         Raises:
             MessageNotStorableError: As for `put`; nothing was changed.
@@ -130,6 +148,7 @@ class ItemStore:
                 self._store._transact("put_items", run)
             elif last:
                 self._store._execute("put_items", items.PUT, stored)
+        self._store._embed_soon(meaning.ITEMS)
 
     def get(self, namespace: Namespace, key: str, *, refresh_time_to_live: bool = True) -> Item | None:
         """Return an item, or None.
@@ -179,6 +198,7 @@ class ItemStore:
         namespace_prefix: Namespace = (),
         *,
         query: str | None = None,
+        by: SearchBy | None = None,
         filter: Mapping[str, Any] | None = None,
         limit: int = 10,
         offset: int = 0,
@@ -188,16 +208,28 @@ class ItemStore:
 
         Args:
             namespace_prefix: What their namespaces begin with; empty for all.
-            query: Only items whose texts share a word with this one; those with more of them, in shorter values, come
-                first. Words are compared as they are written, upper and lower case alike. The words of a value of
-                more than 250,000 bytes are not found.
+            query: What to look for. By words, only items whose texts share a word with it are found; those with more
+                of them, in shorter values, come first. Words are compared as they are written, upper and lower case
+                alike. The words of a value of more than 250,000 bytes are not found. By meaning, all items are found,
+                the one first of which a text has the greatest cosine similarity; those come last, without a score,
+                that have no vectors, or none yet. The embedder is asked before the round trip.
+            by: Go by ``"words"`` or by ``"meaning"``; None for meaning where the store has embeddings and the schema
+                vectors of the same model, else for words. When the embedder fails items are found by words, and a
+                warning is logged.
             filter: Only items whose value has all of this: a value for each key, or a dict of operators ``$eq``,
                 ``$ne``, ``$gt``, ``$gte``, ``$lt``, ``$lte``, or a dict of the same form for an object in it. Numbers
                 and texts can be ordered, by code points; a key that is not there is null.
             limit: At most this many.
             offset: Leave out this many first.
             refresh_time_to_live: Let the times to live of those that are returned begin anew.
+
+        Raises:
+            ConfigurationError: An argument is wrong, or `by` is meaning and the store has no embeddings.
+            SchemaError: `by` is meaning, and `setup` was never called with ``search`` by a store with the same
+                embeddings.
         """
+        if by is not None and by not in get_args(SearchBy):
+            raise ConfigurationError(f"by must be one of {get_args(SearchBy)} or None, not {by!r}")
         parameters = {
             **_range(namespace_prefix),
             **_page(limit, offset),
@@ -206,6 +238,13 @@ class ItemStore:
             "refresh": bool(refresh_time_to_live),
         }
         statement = items.SEARCH if refresh_time_to_live else items.LOOK
+        asked = None
+        if query is not None and by != "words":
+            asked = self._store._vector_of(query, is_needed=by is not None)
+        if asked is not None:
+            parameters["embedding"], extension_schema = asked
+            statement = items.SEARCH_BY_MEANING if refresh_time_to_live else items.LOOK_BY_MEANING
+            statement = meaning.in_extension(statement, extension_schema)
         with _storable("filter"):
             rows = self._store._execute("search_items", statement, self._own | parameters)
         return [_to_item(row) for row in rows]
@@ -253,13 +292,11 @@ class ItemStore:
                 raise ConfigurationError(f"value must be a dict, not {type(put.value).__name__}")
             span = check_span("time_to_live", put.time_to_live)
             microseconds = None if span is None else f"{span // timedelta(microseconds=1)} microseconds"
-            rows.append((place(put.namespace, put.key), microseconds, _json("value", dict(put.value))))
+            columns = {"time_to_live": microseconds, "meaning_paths": json_paths(put.index)}
+            rows.append((place(put.namespace, put.key) | columns, _json("value", dict(put.value))))
         rows.sort(key=lambda row: (row[0]["namespace"], row[0]["key"]))
         # The value's text as it is: reading and writing it once more may change it.
-        texts = [
-            f'{json.dumps(place | {"time_to_live": microseconds})[:-1]}, "value": {value}}}'
-            for place, microseconds, value in rows
-        ]
+        texts = [f'{json.dumps(columns)[:-1]}, "value": {value}}}' for columns, value in rows]
         names = {"user_id": self._owner.user_id, "session_id": self._owner.session_id}
         return self._own | names | {"puts": f"[{', '.join(texts)}]"}
 

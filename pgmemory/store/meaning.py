@@ -1,15 +1,17 @@
-"""Making the vectors by which messages are recalled by their meaning: after the commit, in batches, once for a text."""
+"""Making the vectors by which messages and items are found: after the commit, in batches, once for a text."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from datetime import timedelta
+from typing import Any
 
 from pgmemory import schema
-from pgmemory.errors import EmbeddingError, PgMemoryError
+from pgmemory.errors import ConfigurationError, EmbeddingError, PgMemoryError, SchemaError
 from pgmemory.queries import meaning
-from pgmemory.store.base import StoreBase
+from pgmemory.queries.meaning import Queue
+from pgmemory.store.base import FIRST_ID, StoreBase
 
 _logger = logging.getLogger(__name__)
 
@@ -18,6 +20,8 @@ _BATCH = 64  # texts that the embedder is given at once
 _LAPSE = timedelta(minutes=5)
 # So many single texts in a row must fail for the embedder, and not a text, to be at fault.
 _FAILURES = 3
+# One transaction queues the texts of so many items: large ones keep no writer waiting for long.
+_ITEMS_AT_ONCE = 200
 
 
 class MeaningOperations(StoreBase):
@@ -28,26 +32,88 @@ class MeaningOperations(StoreBase):
         vectors = self._search.vectors
         return vectors if vectors and self.embedder and vectors.model == self.embedder.name else None
 
-    def _embed_soon(self) -> None:
+    def _vector_of(self, text: str, *, is_needed: bool) -> tuple[str, str] | None:
+        """Return the vector of what is looked for, and the quoted schema of pgvector; None to go by words alone.
+
+        Asks the embedder. None where the schema has no vectors of its model, for a text without a word, and where it
+        fails, which is logged.
+
+        Args:
+            text: What is looked for.
+            is_needed: Whether it is an error that the schema has no such vectors.
+
+        Raises:
+            ConfigurationError: They are needed, and the store has no embeddings.
+            SchemaError: They are needed, and there are none.
+        """
+        with self._fitting_schema():
+            vectors = self._vectors()
+            if is_needed and vectors is None and self.embedder is not None:
+                # They may have been made meanwhile.
+                self._check_schema()
+                vectors = self._vectors()
+        if is_needed and vectors is None:
+            self._refuse_meaning()
+        if vectors is None or self.embedder is None or not text.strip():
+            return None
+        try:
+            return self.embedder.of_query(text, vectors.dimensions), vectors.extension_schema
+        except EmbeddingError as error:
+            _logger.warning("what is looked for is found by its words alone: %s", error)
+            return None
+
+    def _refuse_meaning(self) -> None:
+        if self.embedder is None:
+            raise ConfigurationError("finding by meaning needs embeddings: ConversationStore(..., embeddings=...)")
+        made_by = self._search.vectors and self._search.vectors.model
+        there_are = f"there are vectors of {made_by!r}, not of" if made_by else "there are no vectors of"
+        raise SchemaError(
+            f"nothing can be found by its meaning in the schema {self.schema!r}: {there_are} {self.embedder.name!r}: "
+            "call store.setup(search=True), which makes them anew"
+        )
+
+    def _embed_soon(self, queue: Queue = meaning.MESSAGES) -> None:
         """Make the vectors that wait to be made, in a thread of their own; a failure of that is logged."""
         if self._vectors() is not None:
             self._embeds = True
-            self._embedding_workers.start(self._embed_waiting)
+            self._embedding_workers.start(self._embed_waiting, queue)
 
-    def _embed_waiting(self) -> None:
+    def _embed_waiting(self, queue: Queue) -> None:
         try:
             # At its end the interpreter waits for this thread: for a batch, not for all of them.
-            while self._embeds and threading.main_thread().is_alive() and self._embed_batch():
+            while self._embeds and threading.main_thread().is_alive() and self._embed_batch(queue):
                 pass
         except PgMemoryError as error:
-            _logger.warning("messages cannot be recalled by their meaning yet, for no vector was made: %s", error)
+            _logger.warning("%s cannot be found by their meaning yet, for no vector was made: %s", queue.name, error)
 
     def _embed_all(self) -> None:
-        while self._embed_batch():
-            pass
+        last: EmbeddingError | None = None
+        for queue in (meaning.MESSAGES, meaning.ITEMS):
+            try:
+                while self._embed_batch(queue):
+                    pass
+            except EmbeddingError as error:  # of texts that it does not take; those of the other kind go on
+                last = error
+        if last is not None:
+            raise last
 
-    def _embed_batch(self) -> bool:
-        """Make the vectors of some messages that wait for them; return whether more may wait.
+    def _queue_items(self, tenant_id: str | None) -> None:
+        """Let the texts of items that have no vectors wait for them, in batches, each a transaction of its own.
+
+        Args:
+            tenant_id: Whose items; None for all.
+        """
+        last: tuple[Any, ...] = ("", FIRST_ID, [], "")
+        while True:
+            after = dict(zip(("after_tenant", "after_owner", "after_namespace", "after_key"), last, strict=True))
+            parameters = after | {"tenant_id": tenant_id, "limit": _ITEMS_AT_ONCE}
+            rows = self._execute("queue_items", meaning.ENQUEUE_ITEMS, parameters)
+            if not rows:
+                return
+            (last,) = rows
+
+    def _embed_batch(self, queue: Queue) -> bool:
+        """Make the vectors of some texts that wait for them; return whether more may wait.
 
         The embedder is asked outside of any transaction. Two round trips; one if there is nothing to ask it.
 
@@ -58,24 +124,24 @@ class MeaningOperations(StoreBase):
         if vectors is None:
             return False
         parameters = {"lock": f"pgmemory vectors {self.schema} {self.tenant_id}", "lapse": _LAPSE, "limit": _BATCH}
-        claimed = self._execute("claim_texts", meaning.CLAIM, {"tenant_id": self.tenant_id} | parameters)
+        claimed = self._execute("claim_texts", queue.claim, {"tenant_id": self.tenant_id} | parameters)
         texts = {bytes(text_hash): text for text_hash, is_known, text in claimed if not is_known}
         if texts:
-            self._embed(vectors, texts)
+            self._embed(queue, vectors, texts)
         return len(claimed) == _BATCH
 
-    def _embed(self, vectors: schema.Vectors, texts: dict[bytes, str]) -> None:
+    def _embed(self, queue: Queue, vectors: schema.Vectors, texts: dict[bytes, str]) -> None:
         """Make and store the vectors of claimed texts, by their hashes; give back those that could not be made."""
         made, error = self._ask(vectors, texts)
         if made:
             parameters = {"hashes": [*made], "embeddings": [*made.values()], "tenant_id": self.tenant_id}
-            self._execute("store_vectors", meaning.in_extension(meaning.STORE, vectors.extension_schema), parameters)
+            self._execute("store_vectors", meaning.in_extension(queue.store, vectors.extension_schema), parameters)
         if error is not None:
             failed = [text_hash for text_hash in texts if text_hash not in made]
-            self._execute("release_texts", meaning.RELEASE, {"hashes": failed, "tenant_id": self.tenant_id})
+            self._execute("release_texts", queue.release, {"hashes": failed, "tenant_id": self.tenant_id})
             if not made:
                 raise error
-            _logger.warning("%d messages cannot be recalled by their meaning yet: %s", len(failed), error)
+            _logger.warning("%d %s cannot be found by their meaning yet: %s", len(failed), queue.name, error)
 
     def _ask(
         self, vectors: schema.Vectors, texts: dict[bytes, str]

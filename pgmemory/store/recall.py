@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from pgmemory import schema
 from pgmemory.encryption import Opener
-from pgmemory.errors import ConfigurationError, EmbeddingError, EncryptionError, SchemaError
+from pgmemory.errors import ConfigurationError, EncryptionError, SchemaError
 from pgmemory.models import AFTER_ALL, BEFORE_AGENT, ConversationKey, StoredMessage, Window, readable
 from pgmemory.pool import Execute, StoreError
 from pgmemory.queries import meaning, recall, words
@@ -19,8 +18,6 @@ from pgmemory.rows import names_of, to_message, to_window
 from pgmemory.store.base import FIRST_ID
 from pgmemory.store.encryption import EncryptionOperations, notes_seals
 from pgmemory.store.meaning import MeaningOperations
-
-_logger = logging.getLogger(__name__)
 
 RecallBy = Literal["words", "meaning", "both"]
 _PART = 4  # which column of RECALL's rows says what a row is
@@ -146,28 +143,12 @@ class RecallOperations(EncryptionOperations, MeaningOperations):
         """Return the statement that recalls, and the vector of the text if it takes one."""
         if by is not None and by not in get_args(RecallBy):
             raise ConfigurationError(f"by must be one of {get_args(RecallBy)} or None, not {by!r}")
-        vectors = self._vectors()
-        if by in ("meaning", "both") and vectors is None:
-            self._refuse_meaning()
-        if by == "words" or vectors is None or self.embedder is None or not text.strip():
+        asked = None if by == "words" else self._vector_of(text, is_needed=by is not None)
+        if asked is None:
             return recall.RECALL_BY_WORDS, None
-        try:
-            vector = self.embedder.of_query(text, vectors.dimensions)
-        except EmbeddingError as error:
-            _logger.warning("messages are recalled by their words alone: %s", error)
-            return recall.RECALL_BY_WORDS, None
+        vector, extension_schema = asked
         statement = recall.RECALL_BY_MEANING if by == "meaning" else recall.RECALL_BY_BOTH
-        return meaning.in_extension(statement, vectors.extension_schema), vector
-
-    def _refuse_meaning(self) -> None:
-        if self.embedder is None:
-            raise ConfigurationError("recall by meaning needs embeddings: ConversationStore(..., embeddings=...)")
-        made_by = self._search.vectors and self._search.vectors.model
-        there_are = f"there are vectors of {made_by!r}, not of" if made_by else "there are no vectors of"
-        raise SchemaError(
-            f"messages cannot be recalled by their meaning in the schema {self.schema!r}: {there_are} "
-            f"{self.embedder.name!r}: call store.setup(search=True), which makes them anew"
-        )
+        return meaning.in_extension(statement, extension_schema), vector
 
     def index_messages(
         self, *, all_tenants: bool = False, on_batch: Callable[[int], object] | None = None
@@ -175,11 +156,12 @@ class RecallOperations(EncryptionOperations, MeaningOperations):
         """Index what is stored in clear text and is not indexed yet, and make the vectors that wait to be made.
 
         What is written is indexed at once, and embedded soon: this is for what was stored before `setup` was called
-        with ``search``, if that has ended early, and for knowing that all is done. In batches, each a transaction of
-        its own, beside writers that go on; if it ends early, another call goes on.
+        with ``search``, if that has ended early, and for knowing that all is done. It also makes the vectors of items,
+        by which they are found. In batches, each a transaction of its own, beside writers that go on; if it ends
+        early, another call goes on.
 
         Args:
-            all_tenants: The messages of every tenant, not only the store's; but vectors are made of its own alone.
+            all_tenants: What every tenant has stored, not only the store's; but vectors are made of its own alone.
             on_batch: Called after each batch with how many messages were indexed so far.
 
         Returns:
@@ -200,6 +182,7 @@ class RecallOperations(EncryptionOperations, MeaningOperations):
         """Index what is not indexed yet by its words, and let wait what has no vector."""
         statement = words.INDEX_BATCH
         if self._search.vectors is not None:
+            self._queue_items(tenant_id)
             statement = meaning.ENQUEUE_BATCH + statement.removeprefix(READ_COMMITTED)
         indexed = 0
         for batch in self._batches_to_index(tenant_id):
@@ -241,6 +224,7 @@ class RecallOperations(EncryptionOperations, MeaningOperations):
             if tenant_id is None:
                 schema.mark_complete(self._database, self.schema)
         self._embed_soon()
+        self._embed_soon(meaning.ITEMS)
 
     def _require_search(self) -> None:
         with self._fitting_schema():
