@@ -5,7 +5,6 @@ A test stands here by its path and name in its distribution's folder of tests. O
 
 from __future__ import annotations
 
-from importlib import metadata
 from typing import NamedTuple
 
 
@@ -34,9 +33,9 @@ _SQLALCHEMY_MODEL = Excuse(
     "an SQLAlchemy model of the application's own is expected to be refused. pgmemory's tables are its own",
     "DID NOT RAISE",
 )
-_BY_MEANING = Excuse(
-    "a store with an index of embeddings is expected. Items are searched by words and filters",
-    "unexpected keyword argument 'index'",
+_INDEX_CONFIG = Excuse(
+    "the store is expected to tell the embeddings that it was given. Ours takes those of its ConversationStore",
+    "has no attribute 'index_config'",
 )
 
 EXCUSED = {
@@ -46,18 +45,5 @@ EXCUSED = {
     "chains/test_conversation_retrieval.py::test_fixed_message_response_when_docs_found": _LOADED_LIST,
     "chat_history/test_chat_history.py::test_chat_history_deprecated[InMemory]": _DEPRECATION_NOTICE,
     "chat_message_histories/test_sql.py::test_model_no_session_id_field_error": _SQLALCHEMY_MODEL,
-    "test_store.py::test_vector_store_initialization": _BY_MEANING,
-    "test_store.py::test_vector_insert_with_auto_embedding": _BY_MEANING,
-    "test_store.py::test_async_vector_insert_with_auto_embedding": _BY_MEANING,
-    "test_store.py::test_vector_update_with_embedding": _BY_MEANING,
-    "test_store.py::test_async_vector_update_with_embedding": _BY_MEANING,
-    "test_store.py::test_vector_search_with_filters": _BY_MEANING,
-    "test_store.py::test_async_vector_search_with_filters": _BY_MEANING,
-    "test_store.py::test_async_batched_vector_search_concurrent": _BY_MEANING,
-    "test_store.py::test_vector_search_pagination": _BY_MEANING,
-    "test_store.py::test_async_vector_search_pagination": _BY_MEANING,
-    "test_store.py::test_embed_with_path": _BY_MEANING,
-    "test_store.py::test_non_ascii": _BY_MEANING,
+    "test_store.py::test_vector_store_initialization": _INDEX_CONFIG,
 }
-if int(metadata.version("langgraph-checkpoint").partition(".")[0]) >= 4:
-    EXCUSED["test_store.py::test_vector_search_scores_every_item"] = _BY_MEANING

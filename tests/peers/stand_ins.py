@@ -6,6 +6,7 @@ up a conversation where theirs needs no name for it, and leaves the rest to ours
 
 from __future__ import annotations
 
+import copy
 import sys
 import uuid
 from collections.abc import Iterable
@@ -13,9 +14,11 @@ from importlib import import_module
 from typing import Any
 
 from langchain_core.messages import BaseMessage
+from langgraph.store.base import IndexConfig, Op, PutOp, Result
 from langgraph.store.memory import InMemoryStore
 
 from pgmemory import BufferMemory, ConversationStore, PostgresChatMessageHistory, SummaryMemory, TokenWindowMemory
+from pgmemory.embedding import Embedder
 from pgmemory.langgraph_store import PostgresItemStore
 
 MEMORIES: dict[str, tuple[type, dict[str, Any]]] = {
@@ -94,12 +97,32 @@ class InPostgresTable(Conversation):
 
 
 class InMemoryItems(PostgresItemStore):
-    """Stands for LangGraph's store in memory: a user's items of its own for each object."""
+    """Stands for LangGraph's store in memory: a user's items of its own for each object.
+
+    With an index, over a store with the embeddings that it names; what was put is found by its meaning at once.
+    """
 
     kept_in: ConversationStore  # set by `stand_ins`
 
-    def __init__(self) -> None:
-        super().__init__(self.kept_in.items(uuid.uuid4()))
+    def __init__(self, *, index: IndexConfig | None = None) -> None:
+        self._embedding: ConversationStore | None = None
+        if index is None:
+            super().__init__(self.kept_in.items(uuid.uuid4()))
+            return
+        self._embedding = copy.copy(self.kept_in)
+        self._embedding.embedder = Embedder(index["embed"])
+        # Equal texts of a tenant have one vector; theirs of one name make others in each test.
+        self._embedding.tenant_id = uuid.uuid4().hex
+        self._embedding.setup(search="simple")
+        fields: IndexConfig = {"fields": index.get("fields")}
+        super().__init__(self._embedding.items(uuid.uuid4()), index=fields)
+
+    def batch(self, ops: Iterable[Op]) -> list[Result]:
+        given = list(ops)
+        results = super().batch(given)
+        if self._embedding is not None and any(isinstance(op, PutOp) for op in given):
+            self._embedding.index_messages()
+        return results
 
 
 HISTORIES: dict[str, type[Conversation]] = {
