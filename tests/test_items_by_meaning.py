@@ -24,7 +24,7 @@ from waiting import wait_until
 
 from pgmemory import ConfigurationError, ConversationStore, EmbeddingError, ItemStore, SchemaError
 from pgmemory.langgraph_store import PostgresItemStore
-from pgmemory.queries.meaning import MOST_TEXTS
+from pgmemory.queries.meaning import ITEMS, MOST_TEXTS
 from pgmemory.store.items import Put
 
 HOUR = timedelta(hours=1)
@@ -419,6 +419,29 @@ def test_items_and_vectors_of_the_owner_below_the_prefix_are_read_by_index_and_n
                 seen = node["Actual Rows"] + node.get("Rows Removed by Filter", 0)
                 read[table] = read.get(table, 0) + seen * node["Actual Loops"]
         assert read == {"item_vectors": 200, "items": 100}
+    pool.closeall()
+
+
+@pytest.mark.parametrize("statistics", ["none", "right"])
+def test_as_many_texts_are_looked_at_as_are_claimed_however_many_wait(
+    meaning: ConversationStore, server_dsn: str, admin: Connection, statistics: str  # noqa: F811
+) -> None:
+    execute(admin, f"alter table {meaning.schema}.item_vectors set (autovacuum_enabled = off)")
+    meaning._embed_soon = lambda *_: None  # type: ignore[method-assign]
+    meaning.items("u").put_all([Put(("facts",), f"k{number}", {"n": number}) for number in range(1000)])
+    if statistics == "right":
+        execute(admin, f"analyze {meaning.schema}.items, {meaning.schema}.item_vectors")
+    pool = CountingPool(server_dsn)
+    with ConversationStore(pool, schema=meaning.schema, embeddings=FakeEmbeddings()) as app:
+        app.items("u").get(("facts",), "k0")
+        crowd = Crowd(app, pool)
+        query = crowd.sent_by(lambda: app._embed_batch(ITEMS), holding="with due as")
+        seen = [
+            (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"]
+            for node in nodes(crowd.explained(query, "with due as"))
+            if node.get("Alias") in ("v", "o")  # what waits, and who makes the same
+        ]
+        assert seen == [64, 64]
     pool.closeall()
 
 

@@ -286,9 +286,10 @@ with due as materialized (
       and (v.claimed_at is null or v.claimed_at < statement_timestamp() - %(lapse)s::interval)
       and not exists (
           select from {table} o
-          -- So that it is looked up by its text, not among all that wait.
+          -- So that it is looked up by its text, for each that is claimed: not among all that wait, or all at once.
           where o.tenant_id = v.tenant_id and o.text_hash = v.text_hash and num_nulls(o.embedding) = 1
-            and o.claimed_at >= statement_timestamp() - %(lapse)s::interval)
+            and o.claimed_at >= statement_timestamp() - %(lapse)s::interval
+          offset 0)
     order by v.tenant_id, v.failures
     limit %(limit)s
     for no key update skip locked
