@@ -364,12 +364,15 @@ def test_a_language_that_is_not_there_is_refused_by_name(store: ConversationStor
 
 
 def test_a_schema_of_any_name_can_be_searched(server_dsn: str, admin: Connection) -> None:
-    name = 'we"ird %s {x} {schema} ' + uuid.uuid4().hex[:8]
-    with ConversationStore(server_dsn, schema=name) as store:
+    name = 'we"ird %s {x} {schema} {vector} {model} $function$' + uuid.uuid4().hex[:8]
+    with ConversationStore(server_dsn, schema=name, embeddings=FakeEmbeddings()) as store:
         try:
             store.setup(search="english")
             say(store, "old", "the parcel", "fine")
-            assert best(store, "parcels") == ("old", 0)
+            store.items("u").put(["a"], "k", {"text": "the parcel"})
+            store.index_messages()
+            assert best(store, "parcels", by="words") == best(store, "delivery", by="meaning") == ("old", 0)
+            assert store.items("u").search(query="delivery")[0].key == "k"
             assert store.schema_status().search.language == "pg_catalog.english"
         finally:
             execute(admin, "set client_min_messages = warning; drop schema {schema} cascade", schema=name)

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pgmemory.queries.parts import READ_COMMITTED
-from pgmemory.queries.words import ROLES
+from pgmemory.queries.parts import READ_COMMITTED, create_triggers
+from pgmemory.queries.words import ROLES, WHAT_IS_SAID
 
 # Making it
 
@@ -192,19 +192,11 @@ begin
 end
 $function$;
 comment on function {{schema}}.{name}() is 'Keeps a row for the meaning of what is stored or changed';
-drop trigger if exists {name}_of_stored on {{schema}}.{kind.of};
-create trigger {name}_of_stored after insert on {{schema}}.{kind.of}
-    for each row execute function {{schema}}.{name}();
-drop trigger if exists {name}_of_changed on {{schema}}.{kind.of};
-create trigger {name}_of_changed after update of {changed} on {{schema}}.{kind.of}
-    for each row
-    when (({values.replace("{row}", "old")}) is distinct from ({values.replace("{row}", "new")}))
-    execute function {{schema}}.{name}();
-"""
+""" + create_triggers(name, kind.of, changed, values)
 
 
 CREATE_TRIGGERS = _create_triggers(
-    _MESSAGE, "keep_meanings", "role, content, key_id", "{row}.role, {row}.content, {row}.key_id"
+    _MESSAGE, "keep_meanings", *WHAT_IS_SAID
 ) + _create_triggers(
     _ITEM, "keep_meanings_in_items", "value, meaning_paths", "{row}.value::text, {row}.meaning_paths::text[]"
 )

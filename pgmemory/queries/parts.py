@@ -79,3 +79,25 @@ def only_noting_seals(statement: str) -> str:
 MESSAGE = f"""m.role, m.content, m.additional_kwargs::text, m.extra::text, m.tags, m.judged_by,
            m.token_count, m.token_encoding, m.message_index, m.created_at,
            {sealed_with("m")} as sealed_with"""
+
+
+def create_triggers(function: str, table: str, columns: str, values: str) -> str:
+    """Return what makes the triggers that call a function for each row that is stored, or changed in some columns.
+
+    Args:
+        function: Its name, from which theirs are made.
+        table: Of the rows.
+        columns: Those on whose change something depends.
+        values: What can be compared of these, of the row `{row}`.
+    """
+    # Dropped first: `create or replace trigger` is newer than what this runs on.
+    return f"""
+drop trigger if exists {function}_of_stored on {{schema}}.{table};
+create trigger {function}_of_stored after insert on {{schema}}.{table}
+    for each row execute function {{schema}}.{function}();
+drop trigger if exists {function}_of_changed on {{schema}}.{table};
+create trigger {function}_of_changed after update of {columns} on {{schema}}.{table}
+    for each row
+    when (({values.replace("{row}", "old")}) is distinct from ({values.replace("{row}", "new")}))
+    execute function {{schema}}.{function}();
+"""

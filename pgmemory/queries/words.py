@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import unicodedata
 
-from pgmemory.queries.parts import READ_COMMITTED
+from pgmemory.queries.parts import READ_COMMITTED, create_triggers
 
 ROLES = "('human', 'ai')"
 """What is recalled: what the human and the AI said; not what tools returned."""
+
+WHAT_IS_SAID = ("role, content, key_id", "{row}.role, {row}.content, {row}.key_id")
+"""The columns of messages on which it depends how they are recalled, and their values."""
 
 WORDS = """
 select array[split_part(s.setting, '=', 2), pg_catalog.obj_description(p.oid, 'pg_proc')]
@@ -180,7 +183,6 @@ SCOPE_OF_KEY = _scope("%(tenant_id)s::text", "%(user_id)s::text", "%(id)s::uuid"
 _INSERT = """insert into {schema}.message_terms (term, conversation_id, message_index, tenant_id, frequency, length)
     select t.term, m.conversation_id, m.message_index, m.tenant_id, t.frequency, t.length"""
 
-# Dropped first: `create or replace trigger` is newer than what this runs on.
 CREATE_TRIGGERS = f"""
 create or replace function {{schema}}.keep_words() returns trigger
 language plpgsql
@@ -202,15 +204,7 @@ begin
 end
 $function$;
 comment on function {{schema}}.keep_words() is 'Keeps the words of messages that are stored or changed';
-drop trigger if exists keep_words_of_stored on {{schema}}.conversation_messages;
-create trigger keep_words_of_stored after insert on {{schema}}.conversation_messages
-    for each row execute function {{schema}}.keep_words();
-drop trigger if exists keep_words_of_changed on {{schema}}.conversation_messages;
-create trigger keep_words_of_changed after update of role, content, key_id on {{schema}}.conversation_messages
-    for each row
-    when ((old.role, old.content, old.key_id) is distinct from (new.role, new.content, new.key_id))
-    execute function {{schema}}.keep_words();
-"""
+""" + create_triggers("keep_words", "conversation_messages", *WHAT_IS_SAID)
 
 READ_IDS_TO_INDEX = """
 select c.id::text, c.next_message_index from {schema}.conversations c

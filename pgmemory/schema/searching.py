@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from pgmemory.errors import ConfigurationError, SchemaError
 from pgmemory.pool import Database, Execute
-from pgmemory.queries import meaning, words
+from pgmemory.queries import meaning, security, words
 from pgmemory.schema.changes import changing, in_schema
 from pgmemory.schema.ledger import Search, status, status_within
 from pgmemory.schema.protection import treat_new_alike
@@ -56,7 +56,7 @@ def make_searchable(database: Database, schema: str, language: str | bool, model
             wanted, constant = _configuration(execute, language, current.search)
             if has_words := wanted != current.search.language:
                 for statement in (words.CREATE_TABLE, words.EMPTY_TABLE, words.CREATE_FUNCTION, words.CREATE_TRIGGERS):
-                    execute(in_schema(statement.replace("{language}", constant), schema))
+                    execute(_made_in(schema, statement.replace("{language}", constant)))
             if has_vectors := not _fits(current.search, model):
                 assert model is not None, "else all vectors fit"
                 _make_vectors(execute, schema, model)
@@ -121,5 +121,8 @@ def _make_vectors(execute: Execute, schema: str, model: Model) -> None:
     create = meaning.CREATE_TABLES.replace("{dimensions}", str(model.dimensions))
     ((named,),) = execute(meaning.QUOTE, {"text": model.name})
     for statement in (meaning.DROP_TABLES, create, meaning.CREATE_TRIGGERS):
-        whole = in_schema(meaning.in_extension(statement, extension_schema), schema)
-        execute(whole.replace("{model}", named))
+        execute(_made_in(schema, meaning.in_extension(statement.replace("{model}", named), extension_schema)))
+
+
+def _made_in(schema: str, statement: str) -> str:
+    return in_schema(security.quoted_functions(statement, schema), schema)
