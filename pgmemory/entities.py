@@ -13,7 +13,8 @@ from pgmemory.errors import ConfigurationError
 from pgmemory.models import readable
 from pgmemory.names import check_span
 from pgmemory.store import ConversationStore
-from pgmemory.store.items import ItemStore, place
+from pgmemory.store.item_arguments import place
+from pgmemory.store.items import ItemStore
 
 _SUMMARY = "summary"
 _MOST_BYTES_OF_NAME = 500

@@ -32,7 +32,7 @@ from pgmemory import (
     copy_from_langgraph,
     copy_to_langgraph,
 )
-from pgmemory.transfer import graph_threads
+from pgmemory.transfer import graph_savers
 from pgmemory.transfer.thread_messages import MISSING_RESULT, thread_messages
 
 with warnings.catch_warnings():
@@ -434,7 +434,7 @@ def test_a_conversation_that_went_on_here_is_left_alone(store: ConversationStore
 def test_every_other_thread_becomes_a_conversation(
     store: ConversationStore, saver: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(graph_threads, "_PAGE_CHECKPOINTS", 5)
+    monkeypatch.setattr(graph_savers, "_PAGE_CHECKPOINTS", 5)
     agent = create_agent(FakeChat(answer=knows), [], checkpointer=saver)
     for n in range(12):
         of_user = {**config(f"thread {n % 4}"), "metadata": {"user_id": "u7"}}

@@ -56,7 +56,8 @@ def copy_to(
       pgmemory copy-to-langgraph --dry-run
       pgmemory copy-to-langgraph --to-dsn postgresql://app@new/agents --user u7
     """
-    from pgmemory.transfer.graph_threads import copy_to_langgraph, has_tables
+    from pgmemory.transfer.graph_savers import has_tables
+    from pgmemory.transfer.graph_threads import copy_to_langgraph
 
     with _saver(to_dsn) as saver, progress_bar("copying") as progress:
         if not dry_run:
@@ -108,7 +109,8 @@ def copy_from(
       pgmemory copy-from-langgraph --dry-run
       pgmemory copy-from-langgraph --thread 7001 --thread 7002 --user u7
     """
-    from pgmemory.transfer.graph_threads import copy_from_langgraph, has_tables
+    from pgmemory.transfer.graph_savers import has_tables
+    from pgmemory.transfer.graph_threads import copy_from_langgraph
 
     with _saver(from_dsn) as saver, progress_bar("copying") as progress:
         if not has_tables(saver):

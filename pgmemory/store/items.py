@@ -15,17 +15,14 @@ from pgmemory.names import check_span, indexed_id
 from pgmemory.pool import Execute, StoreError
 from pgmemory.queries import items, meaning
 from pgmemory.store.base import refuse_held
+from pgmemory.store.item_arguments import Namespace, checked_namespace, checked_text, conditions, page, place, range_of
 from pgmemory.store.item_paths import Index, json_paths
 from pgmemory.store.meaning import MeaningOperations
 
-Namespace = Sequence[str]
 SearchBy = Literal["words", "meaning"]
 
-_MOST_BYTES_OF_PLACE = 1000  # namespace and key together: an index row is limited to a third of a page
-_BYTES_OF_LABEL = 8  # what an array adds to each
 # untranslatable_character, invalid_text_representation, numeric_value_out_of_range
 _NO_JSON_TEXT = ("22P05", "22P02", "22003")
-_OPERATORS = ("$eq", "$ne", "$gt", "$gte", "$lt", "$lte")
 
 
 class Put(NamedTuple):
@@ -191,7 +188,7 @@ class ItemStore:
         Raises:
             ConversationHeldError: They are of a session whose conversation is held.
         """
-        return _deleted(self._store._execute("clear_items", items.CLEAR, self._own | _range(namespace_prefix)))
+        return _deleted(self._store._execute("clear_items", items.CLEAR, self._own | range_of(namespace_prefix)))
 
     def search(
         self,
@@ -231,10 +228,10 @@ class ItemStore:
         if by is not None and by not in get_args(SearchBy):
             raise ConfigurationError(f"by must be one of {get_args(SearchBy)} or None, not {by!r}")
         parameters = {
-            **_range(namespace_prefix),
-            **_page(limit, offset),
-            "query": None if query is None else _text("query", query),
-            "conditions": _json("filter", list(_conditions((), filter))) if filter else "[]",
+            **range_of(namespace_prefix),
+            **page(limit, offset),
+            "query": None if query is None else checked_text("query", query),
+            "conditions": _json("filter", list(conditions((), filter))) if filter else "[]",
             "refresh": bool(refresh_time_to_live),
         }
         statement = items.SEARCH if refresh_time_to_live else items.LOOK
@@ -269,12 +266,12 @@ class ItemStore:
         """
         if max_depth is not None and (type(max_depth) is not int or not 0 < max_depth < AFTER_ALL):
             raise ConfigurationError(f"max_depth must be a whole number from 1 or None, not {max_depth!r}")
-        begin, end = _namespace("prefix", prefix or ()), _namespace("suffix", suffix or ())
+        begin, end = checked_namespace("prefix", prefix or ()), checked_namespace("suffix", suffix or ())
         places = [*enumerate(begin, 1), *enumerate(end, -len(end))]
         known = [(place, label) for place, label in places if label != "*"]
         parameters = {
-            **_range(begin[: begin.index("*")] if "*" in begin else begin),
-            **_page(limit, offset),
+            **range_of(begin[: begin.index("*")] if "*" in begin else begin),
+            **page(limit, offset),
             "min_depth": max(len(begin), len(end)),
             "max_depth": max_depth or AFTER_ALL,
             "places": [place for place, _ in known],
@@ -315,80 +312,6 @@ def _deleted(rows: list[tuple[Any, ...]]) -> int:
 def _to_item(row: tuple[Any, ...]) -> Item:
     namespace, key, value, *rest = row
     return Item(tuple(namespace), key, json.loads(value), *rest)
-
-
-def _text(what: str, text: Any) -> str:
-    if not isinstance(text, str):
-        raise ConfigurationError(f"{what} must be text, not {type(text).__name__}")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ConfigurationError(f"{what} {text!r} holds half a surrogate pair, which PostgreSQL cannot keep") from None
-    if "\0" in text:
-        raise ConfigurationError(f"{what} {text!r} holds NUL, which PostgreSQL cannot keep")
-    return text
-
-
-def _namespace(what: str, labels: Any) -> list[str]:
-    if isinstance(labels, str) or not isinstance(labels, Sequence):
-        raise ConfigurationError(f"{what} must be a tuple of labels, such as ('facts', 'work'), not {labels!r}")
-    for label in labels:
-        if not _text(f"a label of the {what}", label):
-            raise ConfigurationError(f"{what} {tuple(labels)!r} holds an empty label")
-        if "." in label:
-            raise ConfigurationError(f"{what} {tuple(labels)!r} holds a period, which LangGraph's stores refuse")
-    return list(labels)
-
-
-def place(namespace: Namespace, key: str) -> dict[str, Any]:
-    """Return a namespace and a key, checked, as a statement takes them."""
-    labels = _namespace("namespace", namespace)
-    size = sum(len(label.encode()) + _BYTES_OF_LABEL for label in labels) + len(_text("key", key).encode())
-    if size > _MOST_BYTES_OF_PLACE:
-        raise ConfigurationError(
-            f"namespace and key together must not be longer than {_MOST_BYTES_OF_PLACE} bytes, with {_BYTES_OF_LABEL} "
-            f"more for each label; these have {size}"
-        )
-    return {"namespace": labels, "key": key}
-
-
-def _range(prefix: Namespace) -> dict[str, Any]:
-    """Return from which namespace on, and before which, those that begin with a prefix stand."""
-    labels = _namespace("namespace_prefix", prefix)
-    # By code points nothing stands between a text and the same one with the first of all characters.
-    return {"first": labels, "last": [*labels[:-1], labels[-1] + "\x01"] if labels else None}
-
-
-def _page(limit: Any, offset: Any) -> dict[str, Any]:
-    for name, value in (("limit", limit), ("offset", offset)):
-        if type(value) is not int or not 0 <= value < 2**63:
-            raise ConfigurationError(f"{name} must be a whole number from 0, not {value!r}")
-    return {"limit": limit, "offset": offset}
-
-
-def _conditions(path: tuple[str, ...], filter: Any) -> Iterable[dict[str, Any]]:
-    """Yield the conditions that a filter consists of: an operator, and what it compares a place of the value with."""
-    if not isinstance(filter, Mapping):
-        raise ConfigurationError(f"filter must be a dict, not {type(filter).__name__}")
-    for key, wanted in filter.items():
-        here = (*path, _text("a key of the filter", key))
-        if not isinstance(wanted, Mapping) or not wanted:
-            yield {"path": here, "operator": "$eq", "value": wanted}
-        elif not any(str(name).startswith("$") for name in wanted):
-            yield from _conditions(here, wanted)
-        else:
-            for operator, value in wanted.items():
-                if operator not in _OPERATORS:
-                    raise ConfigurationError(
-                        f"filter has the operator {operator!r} for {key!r}; there are {', '.join(_OPERATORS)}"
-                    )
-                is_ordered = isinstance(value, (int, float, str)) and not isinstance(value, bool)
-                if operator not in ("$eq", "$ne") and not is_ordered:
-                    raise ConfigurationError(
-                        f"filter compares {key!r} by {operator} with a {type(value).__name__}; only numbers and texts "
-                        "have an order"
-                    )
-                yield {"path": here, "operator": operator, "value": value}
 
 
 def _json(what: str, value: Any) -> str:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 from uuid import UUID
 
-from langchain_core.messages import BaseMessage, RemoveMessage
+from langchain_core.messages import BaseMessage
 
 from pgmemory.errors import ConfigurationError
 from pgmemory.models import ConversationKey
@@ -20,24 +20,18 @@ from pgmemory.names import text_id
 from pgmemory.store import ConversationStore
 from pgmemory.store.transfer import Entry, Scope, Snapshot
 from pgmemory.transfer.exporting import conversation_ids, to_time
+from pgmemory.transfer.graph_savers import COPIED_FROM, check, config_of, find_copied, messages_in, thread_ids, writer
 from pgmemory.transfer.importing import Finding, ImportReport, import_conversations
 from pgmemory.transfer.messages import OddMessageError, to_row
 from pgmemory.transfer.source import Redact, Skip, SourceConversation
 from pgmemory.transfer.thread_messages import STORED_AT, ThreadMessages, thread_messages
 
 if TYPE_CHECKING:
-    from langchain_core.runnables import RunnableConfig
-    from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
+    from langgraph.checkpoint.base import BaseCheckpointSaver
 
     Saver = BaseCheckpointSaver[Any]
 
 _MAX_FINDINGS = 1000
-_PAGE_CHECKPOINTS = 50
-
-# As LangGraph names what its own agents do last; any agent takes a thread from there.
-_LAST_NODE = "model"
-_COPIED_FROM = {"copied_from": "pgmemory"}
-_UNDEFINED_TABLE = "42P01"
 
 
 @dataclass(slots=True)
@@ -117,7 +111,7 @@ def copy_to_langgraph(
         ConfigurationError: An argument is wrong, LangGraph is not installed, or its tables were never made.
         StoreError: The database refused or could not be reached. What the saver raises is passed on. Run it again.
     """
-    write = _writer(saver)
+    write = writer(saver)
     names: dict[str, str] = {}
     if session_id is not None:
         one = store.key(session_id, user_id)
@@ -191,7 +185,7 @@ def copy_from_langgraph(
             `strict`, something cannot be read.
         StoreError: The database refused or could not be reached. What the saver raises is passed on. Run it again.
     """
-    _check(saver)
+    check(saver)
     if isinstance(thread_ids, str):
         raise ConfigurationError("thread_ids must be a list of ids, not one text")
     threads = _Threads(store, saver, thread_ids, user_id)
@@ -212,7 +206,7 @@ class _Threads:
 
     def conversations(self, skip: Skip, redact: Redact | None) -> Generator[SourceConversation, None, None]:
         """Yield a conversation for each thread."""
-        ids = list(dict.fromkeys(_thread_ids(self._saver) if self._ids is None else self._ids))
+        ids = list(dict.fromkeys(thread_ids(self._saver) if self._ids is None else self._ids))
         self.total = len(ids)
         for id in ids:
             conversation = self._conversation(id, partial(skip, f"thread {id!r}"), redact)
@@ -223,18 +217,18 @@ class _Threads:
                 self.rows += 1  # what was told to `skip`
 
     def _conversation(self, id: str, skip: Callable[[str], object], redact: Redact | None) -> SourceConversation | None:
-        newest = self._saver.get_tuple(_config(id))
+        newest = self._saver.get_tuple(config_of(id))
         if newest is None:
             skip("there is no such thread")
             return None
-        messages = _messages_in(newest)
+        messages = messages_in(newest)
         if messages is None:
             skip("its state has no list of messages")
             return None
         first = 0
         metadata = newest.metadata
         session_id, user_id = id, metadata.get("user_id", self._user_id)
-        if copied := _find_copied(self._saver, id, newest, _COPIED_FROM):
+        if copied := find_copied(self._saver, id, newest, COPIED_FROM):
             origin: Any = copied.metadata
             if origin["tenant_id"] != self._store.tenant_id:
                 skip("it was copied from another tenant's conversation")
@@ -242,7 +236,7 @@ class _Threads:
             session_id, user_id = origin["session_id"], origin["user_id"]
             here = self._store.get_conversation(session_id, user_id=user_id)
             if here is not None and to_time(here.created_at) == origin["conversation_created_at"]:
-                known = {message.id for message in _messages_in(copied) or ()}
+                known = {message.id for message in messages_in(copied) or ()}
                 messages = [message for message in messages if message.id not in known]
                 first = origin["next_message_index"]
         entries = self._entries(messages, first, skip, redact)
@@ -268,56 +262,6 @@ class _Threads:
                 number += 1
 
 
-def _check(saver: Any) -> None:
-    try:
-        from langgraph.checkpoint.base import BaseCheckpointSaver
-    except ImportError as error:
-        raise ConfigurationError(
-            f'LangGraph is needed here and cannot be imported ({error}): pip install "langchain-pgmemory[langgraph]"'
-        ) from error
-    if not isinstance(saver, BaseCheckpointSaver):
-        raise ConfigurationError(
-            f"saver must be a checkpointer of LangGraph, such as a PostgresSaver, not {type(saver).__name__}; "
-            "PostgresSaver.from_conn_string is to be entered: with … as saver"
-        )
-    if not has_tables(saver):
-        raise ConfigurationError(
-            "there are no tables of LangGraph in the saver's database, in any schema of its search_path: give a saver "
-            "of the database where the threads are, or make the tables with saver.setup()"
-        )
-
-
-def has_tables(saver: Saver) -> bool:
-    """Tell whether a saver's tables are there; those of a PostgresSaver are not before its `setup`."""
-    try:
-        saver.get_tuple(_config(""))
-    except Exception as error:
-        if getattr(error, "sqlstate", None) != _UNDEFINED_TABLE:  # as psycopg's errors have it
-            raise
-        return False
-    return True
-
-
-def _writer(saver: Saver) -> Callable[[str, list[BaseMessage], dict[str, Any]], object]:
-    """Return a function that lets a thread hold these messages and nothing else, with this metadata."""
-    _check(saver)
-    from langgraph.graph import END, START, MessagesState, StateGraph
-    from langgraph.graph.message import REMOVE_ALL_MESSAGES
-
-    builder = StateGraph(MessagesState)
-    builder.add_node(_LAST_NODE, lambda state: state)
-    builder.add_edge(START, _LAST_NODE)
-    builder.add_edge(_LAST_NODE, END)
-    graph = builder.compile(checkpointer=saver)
-
-    def write(thread_id: str, messages: list[BaseMessage], metadata: dict[str, Any]) -> None:
-        config: RunnableConfig = {"configurable": {"thread_id": thread_id}, "metadata": metadata}
-        anew = {"messages": [RemoveMessage(REMOVE_ALL_MESSAGES), *messages]}
-        graph.update_state(config, anew, as_node=_LAST_NODE)
-
-    return write
-
-
 def _read(store: ConversationStore, scope: Scope, id: str, snapshot: Snapshot) -> ThreadMessages:
     page = snapshot.page
     rows = [entry.message for entry in page.entries]
@@ -330,7 +274,7 @@ def _read(store: ConversationStore, scope: Scope, id: str, snapshot: Snapshot) -
 
 def _metadata(key: ConversationKey, snapshot: Snapshot, messages: Sequence[BaseMessage]) -> dict[str, Any]:
     times = [message.response_metadata[STORED_AT] for message in messages if STORED_AT in message.response_metadata]
-    return _COPIED_FROM | {
+    return COPIED_FROM | {
         "conversation_id": str(key.id),
         "conversation_created_at": snapshot.state.created_at,
         "tenant_id": key.tenant_id,
@@ -346,16 +290,16 @@ def _standing(
     saver: Saver, thread_id: str, conversation_id: str, messages: list[BaseMessage]
 ) -> tuple[Literal["to write", "there", "continued", "conflict"], str]:
     """Tell what is to be done about a thread, and why nothing can be."""
-    newest = saver.get_tuple(_config(thread_id))
+    newest = saver.get_tuple(config_of(thread_id))
     if newest is None:
         return ("to write" if messages else "there"), ""
-    copied = _find_copied(saver, thread_id, newest, {"conversation_id": conversation_id})
+    copied = find_copied(saver, thread_id, newest, {"conversation_id": conversation_id})
     if copied is None:
         return "conflict", f"thread {thread_id!r} is there, and was not copied from this conversation"
-    before = _messages_in(copied) or []
+    before = messages_in(copied) or []
     if copied is newest:
         return ("there" if before == messages else "to write"), ""
-    if _holds_all(_messages_in(newest) or [], before, messages):
+    if _holds_all(messages_in(newest) or [], before, messages):
         return "continued", ""
     return "conflict", f"thread {thread_id!r} has gone on, and the conversation has gone on or was changed too"
 
@@ -369,40 +313,7 @@ def _holds_all(now: list[BaseMessage], before: list[BaseMessage], messages: list
     return not changed and known.keys() <= told <= there
 
 
-def _find_copied(saver: Saver, thread_id: str, newest: CheckpointTuple, by: dict[str, Any]) -> CheckpointTuple | None:
-    """Return the newest checkpoint of a thread that copying made and whose metadata has these entries."""
-    by = _COPIED_FROM | by
-    metadata: Any = newest.metadata
-    if all(metadata.get(name) == value for name, value in by.items()):
-        return newest
-    return next(iter(saver.list(_config(thread_id), filter=by, limit=1)), None)
-
-
 def _as_kept(saver: Saver, told: ThreadMessages) -> ThreadMessages:
     """Return messages as the saver will give them back, to compare them with what it has."""
     told.messages[:] = saver.serde.loads_typed(saver.serde.dumps_typed(told.messages))
     return told
-
-
-def _messages_in(checkpoint: CheckpointTuple) -> list[BaseMessage] | None:
-    messages = checkpoint.checkpoint["channel_values"].get("messages")
-    is_list = isinstance(messages, list) and all(isinstance(message, BaseMessage) for message in messages)
-    return messages if is_list else None
-
-
-def _thread_ids(saver: Saver) -> Iterator[str]:
-    """Yield the ids of all threads, some of them several times."""
-    from langgraph.checkpoint.memory import InMemorySaver
-
-    if isinstance(saver, InMemorySaver):  # lists thread by thread, so not in pages
-        yield from (checkpoint.config["configurable"]["thread_id"] for checkpoint in saver.list(None))
-        return
-    before: RunnableConfig | None = None
-    while page := list(saver.list(None, before=before, limit=_PAGE_CHECKPOINTS)):
-        for checkpoint in page:
-            yield checkpoint.config["configurable"]["thread_id"]
-        before = page[-1].config
-
-
-def _config(thread_id: str) -> RunnableConfig:
-    return {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
