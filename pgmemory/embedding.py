@@ -67,7 +67,8 @@ class Embedder:
             EmbeddingError: The embedder failed, or has made too few or other vectors.
         """
         vectors = self._ask("embed_documents", list(texts))
-        if not isinstance(vectors, Sequence) or len(vectors) != len(texts):
+        # Some return an array of numpy's for a list.
+        if not hasattr(vectors, "__len__") or len(vectors) != len(texts):
             raise EmbeddingError(f"{self.name} has not made one vector for each of {len(texts)} texts")
         return [_as_text(_numbers(vector, dimensions)) for vector in vectors]
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
+import numpy
 import pytest
 from conftest import PROJECT, CountingPool, run_together
 from conversations import ai, calling, human, result
@@ -369,6 +370,16 @@ def test_what_is_no_vector_of_its_kind_is_not_stored(
     with pytest.raises(EmbeddingError):
         meaning.index_messages()
     assert waiting(admin, meaning) == 1  # "nice" is known
+
+
+def test_an_array_of_numpys_is_taken_for_vectors(
+    meaning: ConversationStore, embeddings: FakeEmbeddings, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(embeddings, "embed_documents", lambda texts: numpy.ones((len(texts), 4), numpy.float32))
+    monkeypatch.setattr(embeddings, "embed_query", lambda text: numpy.ones(4, numpy.float32))
+    say(meaning, "old", "my dog")
+    meaning.index_messages()
+    assert best(meaning, "x", by="meaning") == ("old", 0)
 
 
 def test_a_text_that_the_embedder_does_not_take_keeps_no_other_from_being_made(
