@@ -55,7 +55,6 @@ BELOW_LANGCHAIN = {
     "test_inspection",
     "test_items",
     "test_items_by_meaning",
-    "test_items_by_meaning",
     "test_keywords",
     "test_operations_guide",
     "test_packaging",
