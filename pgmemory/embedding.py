@@ -77,7 +77,7 @@ class Embedder:
             return getattr(self._embeddings, method)(given)
         except Exception as error:
             # Not what it says: it may hold a key, or what was said.
-            raise EmbeddingError(f"{self.name} failed with {type(error).__name__}") from error
+            raise EmbeddingError(f"{self.name} failed with {type(error).__name__}") from None
 
 
 def _numbers(vector: Any, dimensions: int | None) -> list[float]:
@@ -95,5 +95,7 @@ def _numbers(vector: Any, dimensions: int | None) -> list[float]:
 def _as_text(numbers: Sequence[float]) -> str:
     # Of length 1, so that no number is beyond what half precision holds; directions alone are compared. Five digits
     # are more than it keeps.
-    length = math.hypot(*numbers) or 1.0
-    return f"[{','.join(f'{number / length:.5g}' for number in numbers)}]"
+    greatest = max(map(abs, numbers)) or 1.0  # whose square may be beyond what a float holds
+    scaled = [number / greatest for number in numbers]
+    length = math.hypot(*scaled) or 1.0
+    return f"[{','.join(f'{number / length:.5g}' for number in scaled)}]"

@@ -13,7 +13,6 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
@@ -64,11 +63,11 @@ class Workers:
     def start(self, function: Callable[[T], object], given: T) -> None:
         """Run a function in one of the threads and go on; only once if it has yet to begin when it is asked for again.
 
+        Not if the interpreter is about to end.
+
         Args:
             function: It.
             given: Its argument, which can be hashed.
-
-        Not if the interpreter is about to end.
         """
 
         def call() -> None:
@@ -80,10 +79,13 @@ class Workers:
         if asked in self._waiting:
             return
         self._waiting.add(asked)
-        with suppress(RuntimeError):  # it takes no more
+        try:
             future = executor.submit(call)
-            self._calls.add(future)
-            future.add_done_callback(self._calls.discard)
+        except RuntimeError:  # it takes no more, for the interpreter ends, or `close` was called at this moment
+            self._waiting.discard(asked)
+            return
+        self._calls.add(future)
+        future.add_done_callback(self._calls.discard)
 
     def close(self, timeout_seconds: float) -> None:
         """Wait for the calls so far, but not longer than that; the next `run` starts new threads."""

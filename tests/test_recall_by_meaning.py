@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import threading
+import uuid
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -19,6 +21,7 @@ from conversations import ai, calling, human, result
 from fakes import FakeEmbeddings
 from psycopg2.extensions import connection as Connection
 from psycopg2.extensions import make_dsn
+from servers import query
 from test_cli import Ended, call  # noqa: F401  # a fixture
 from test_plans import Crowd, nodes
 from test_recall import best, hits, recalling, say, window
@@ -394,11 +397,65 @@ def test_a_text_that_the_embedder_does_not_take_keeps_no_other_from_being_made(
     with pytest.raises(EmbeddingError):
         meaning.index_messages()
     assert waiting(admin, meaning) == 1
-    # It comes last, and alone, from then on.
+    # It comes last from then on.
     say(meaning, "new", "hound", "car")
     with pytest.raises(EmbeddingError):
         meaning.index_messages()
     assert waiting(admin, meaning) == 1 and ("new", 0) in vectors(admin, meaning)
+
+
+def test_many_texts_that_the_embedder_does_not_take_keep_no_other_from_being_made_in_the_end(
+    meaning: ConversationStore, embeddings: FakeEmbeddings, admin: Connection
+) -> None:
+    def refuse(texts: list[str]) -> None:
+        if any("bad" in text for text in texts):
+            raise ValueError
+
+    embeddings.before = refuse
+    meaning._embed_soon = lambda *queue: None  # type: ignore[method-assign]
+    say(meaning, "old", *[f"bad {number}" for number in range(30)], *[f"dog {number}" for number in range(10)])
+    for _ in range(11):
+        with suppress(EmbeddingError):
+            meaning.index_messages()
+    assert waiting(admin, meaning) == 30
+
+
+def test_a_number_of_any_size_is_taken(
+    meaning: ConversationStore, embeddings: FakeEmbeddings, admin: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embeddings, "_vector", lambda text: [1e308, 1e308, -1e308, 1e-320])
+    say(meaning, "old", "x")
+    meaning.index_messages()
+    assert vectors(admin, meaning) == {("old", 0): "[0.57714844,0.57714844,-0.57714844,0]"}
+    assert best(meaning, "x", by="meaning", k=2**31 - 1) == ("old", 0)
+
+
+@pytest.mark.parametrize(
+    ("before", "search_path", "place"),
+    [
+        ("select 1", "''", "public"),
+        ("select 1", "pgmemory, public", "public"),
+        ("drop schema public", "''", "pgmemory"),
+        ('create schema "e %x"; create extension vector schema "e %x"', "''", '"e %x"'),
+    ],
+)
+def test_pgvector_may_be_in_any_schema_and_goes_into_public_whatever_the_search_path(
+    server_dsn: str, admin: Connection, before: str, search_path: str, place: str
+) -> None:
+    name = f"test_{uuid.uuid4().hex[:12]}"
+    execute(admin, f"create database {name}")
+    try:
+        dsn = make_dsn(server_dsn, dbname=name)
+        query(server_dsn, f"alter database {name} set search_path = {search_path}")
+        query(dsn, before)
+        with ConversationStore(dsn, embeddings=FakeEmbeddings()) as store:
+            store.setup(search=True)
+            say(store, "old", "my dog")
+            store.index_messages()
+            assert best(store, "hound") == ("old", 0)
+            assert store.schema_status().search.vectors[2] == place  # type: ignore[index]
+    finally:
+        execute(admin, f"drop database {name} (force)")
 
 
 def test_a_vector_without_direction_finds_nothing_and_hides_nothing(
@@ -452,6 +509,39 @@ def test_another_model_means_vectors_anew_and_the_same_changes_nothing(
     assert other.schema_status().search.vectors[:2] == ("FakeEmbeddings other", 4)  # type: ignore[index]
     other.index_messages()
     assert best(other, "hound", by="meaning") == ("old", 0)
+
+
+@pytest.mark.parametrize("dimensions", [4, 7])
+def test_a_store_of_the_model_before_mixes_no_vectors_in_and_recalls_by_words(
+    opened: Opening, admin: Connection, monkeypatch: pytest.MonkeyPatch, dimensions: int
+) -> None:
+    before, after = FakeEmbeddings("before"), FakeEmbeddings("after")
+    monkeypatch.setattr(after, "_vector", lambda text: [1.0] * dimensions)
+    old, new = opened(before), opened(after)
+    old.setup(search=True)
+    say(old, "old", "my parcel", "nice")
+    old.index_messages()
+    asked, go_on = threading.Event(), threading.Event()
+
+    def switch(texts: list[str]) -> None:
+        asked.set()
+        assert go_on.wait(60)
+
+    before.before = switch
+    say(old, "old", "my dog", "nice")
+    assert asked.wait(60)
+    new._embed_soon = lambda *queue: None  # type: ignore[method-assign]
+    new.setup(search=True)
+    go_on.set()
+    before.before = lambda texts: None
+    say(old, "old", "a car", "nice")
+    old.items("u").put(["a"], "k", {"text": "parcel"})
+    old.index_messages()
+    assert waiting(admin, old) == 6
+    assert best(old, "parcels") == ("old", 0)
+    assert hits(old, "delivery", by="meaning") == []
+    new.index_messages()
+    assert waiting(admin, old) == 0 and len(set(vectors(admin, old).values())) == 1
 
 
 def test_a_failing_embedder_is_told_when_setting_up_and_nothing_is_made(opened: Opening, admin: Connection) -> None:

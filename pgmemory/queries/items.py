@@ -6,6 +6,7 @@ Every statement names the owner, a user or a session, whose items it is about; t
 
 from __future__ import annotations
 
+from pgmemory.queries.meaning import IS_OF_MODEL
 from pgmemory.queries.parts import READ_COMMITTED
 
 _OWN = "i.tenant_id = %(tenant_id)s and i.owner_id = %(owner_id)s"
@@ -114,10 +115,11 @@ _BY_WORDS = f"""cross join (select {_ASKED_WORDS} as words) asked
         where %(query)s::text is null or i.words @@ asked.words) s"""
 
 # What means nothing is at no distance from anything.
-_BY_MEANING = """cross join (select %(embedding)s::{vector}.halfvec as embedding) asked
+_BY_MEANING = f"""cross join (
+        select case when {IS_OF_MODEL} then %(embedding)s::{{vector}}.halfvec end as embedding) asked
     cross join lateral (
-        select 1 - nullif(min(v.embedding operator({vector}.<=>) asked.embedding), 'NaN') as score
-        from {schema}.item_vectors v
+        select 1 - nullif(min(v.embedding operator({{vector}}.<=>) asked.embedding), 'NaN') as score
+        from {{schema}}.item_vectors v
         where v.tenant_id = i.tenant_id and v.owner_id = i.owner_id and v.namespace = i.namespace and v.key = i.key
           and v.embedding is not null) s"""
 

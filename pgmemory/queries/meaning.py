@@ -30,7 +30,10 @@ QUOTE = "select quote_literal(%(text)s)"
 
 IS_AVAILABLE = "select 1 from pg_catalog.pg_available_extensions where name = 'vector'"
 
-CREATE_EXTENSION = "create extension vector"
+MAY_CREATE_IN_PUBLIC = "select coalesce(has_schema_privilege(to_regnamespace('public'), 'create'), false)"
+
+# Not wherever the session's search_path leads.
+CREATE_EXTENSION = "create extension vector schema {place}"
 
 VECTORS = """
 select array[pg_catalog.col_description(a.attrelid, a.attnum), a.atttypmod::text, quote_ident(e.nspname)]
@@ -145,7 +148,16 @@ create index {kind.table}_to_make on {{schema}}.{kind.table} (tenant_id, failure
 """
 
 
-CREATE_TABLES = "".join(map(_create_table, _KINDS)) + _CREATE_TEXTS_OF_ITEM
+# For statements of processes that do not know yet that another model makes the vectors.
+_CREATE_MODEL = """
+create or replace function {schema}.embedding_model() returns text
+language sql immutable parallel safe set search_path = pg_catalog, pg_temp as $function$ select {model} $function$;
+comment on function {schema}.embedding_model() is 'What makes the vectors of messages and items';
+"""
+IS_OF_MODEL = "{schema}.embedding_model() = %(model)s"
+"""Whether what a statement is given, or is to give, is of the model that makes the vectors."""
+
+CREATE_TABLES = "".join(map(_create_table, _KINDS)) + _CREATE_TEXTS_OF_ITEM + _CREATE_MODEL
 
 DROP_TABLES = "".join(f"drop table if exists {{schema}}.{kind.table};" for kind in _KINDS)
 
@@ -257,7 +269,7 @@ class Queue(NamedTuple):
         claim: Claim texts whose vectors are to be made, those first that failed least often, and return them; of those
             whose text has got a vector meanwhile it is taken over.
         store: Store the vectors of texts, for all that the tenant has of the same.
-        release: Give texts back whose vectors were not made.
+        release: Give texts back whose vectors were not made, for some of which the embedder failed.
     """
 
     name: str
@@ -274,7 +286,7 @@ select pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended(%(lock)s, 0)
 with due as materialized (
     select {kind.columns_of("v")}
     from {table} v
-    where v.tenant_id = %(tenant_id)s and v.embedding is null
+    where v.tenant_id = %(tenant_id)s and v.embedding is null and {IS_OF_MODEL}
       and (v.claimed_at is null or v.claimed_at < statement_timestamp() - %(lapse)s::interval)
       and not exists (
           select from {table} o
@@ -294,13 +306,14 @@ claimed as (
             where o.tenant_id = v.tenant_id and o.text_hash = v.text_hash and o.embedding is not null limit 1)
     from due
     where {_same(kind.key, "v", "due")}
-    returning {kind.columns_of("v")}, v.embedding is not null as is_known
+    returning {kind.columns_of("v")}, v.embedding is not null as is_known, v.failures
 )
 select c.text_hash, c.is_known, t.text
 from claimed c cross join lateral (
     select h.text from {{schema}}.{kind.of} m {kind.texts}
     where {_same(kind.of_key, "m", "c")} and h.text_hash = c.text_hash
-    limit 1) t;
+    limit 1) t
+order by c.failures;
 """
     store = f"""
 with made as (
@@ -311,6 +324,7 @@ waiting as materialized (
     select {kind.columns_of("v")}, made.embedding
     from made join {table} v
         on v.tenant_id = %(tenant_id)s and v.text_hash = made.text_hash and v.embedding is null
+    where {IS_OF_MODEL}
     for no key update of v skip locked
 )
 update {table} v set embedding = waiting.embedding::{{vector}}.halfvec
@@ -322,7 +336,7 @@ with failed as materialized (
     where v.tenant_id = %(tenant_id)s and v.text_hash = any(%(hashes)s::bytea[]) and v.embedding is null
     for no key update skip locked
 )
-update {table} v set claimed_at = null, failures = v.failures + 1
+update {table} v set claimed_at = null, failures = v.failures + (v.text_hash = any(%(failed)s::bytea[]))::int
 from failed where {_same(kind.key, "v", "failed")};
 """
     return Queue(name, READ_COMMITTED + claim, READ_COMMITTED + store, READ_COMMITTED + release)
@@ -333,5 +347,5 @@ ITEMS = _queue("items", _ITEM)
 
 
 def in_extension(statement: str, extension_schema: str) -> str:
-    """Return a statement with the quoted schema of pgvector in place of each `{vector}`."""
-    return statement.replace("{vector}", extension_schema)
+    """Return a statement, for psycopg2 with parameters, with the quoted schema of pgvector in place of `{vector}`."""
+    return statement.replace("{vector}", extension_schema.replace("%", "%%"))

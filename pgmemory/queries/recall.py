@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pgmemory.queries.meaning import IS_OF_MODEL
 from pgmemory.queries.parts import MESSAGE
 from pgmemory.queries.windows import STEP_LAST_TURNS, WINDOW_AND_PREAMBLE
 from pgmemory.queries.words import SCOPE_OF_KEY
@@ -82,7 +83,7 @@ _NEAREST = 500
 
 # All vectors have length 1, so that their inner product, which pgvector gives negated, is their cosine similarity.
 _BY_MEANING = f"""
-asked as materialized (select %(embedding)s::{{vector}}.halfvec as embedding),
+asked as materialized (select case when {IS_OF_MODEL} then %(embedding)s::{{vector}}.halfvec end as embedding),
 nearest as materialized (
     select mine.place + v.message_index + 1 as at,
            -(v.embedding operator({{vector}}.<#>) (select embedding from asked)) as similarity
@@ -120,7 +121,8 @@ _BEST = f"""
 near as (
     select distinct s.at + n.step as at
     from scored s cross join (values (-1), (0), (1)) as n (step)
-    where s.score >= coalesce((select b.score * 3 / 5 from scored b order by b.score desc offset 3 * %(k)s limit 1), 0)
+    where s.score >= coalesce((select b.score * 3 / 5 from scored b
+                               order by b.score desc offset 3 * %(k)s::bigint limit 1), 0)
 ),
 best as materialized (
     select mine.id as conversation_id, (b.at - mine.place - 1)::int as message_index, mine.session_id, b.score,
@@ -132,7 +134,7 @@ best as materialized (
         join scored s on s.at = n.at + p.step
         group by n.at order by 2 desc, n.at desc
         -- A neighbour may be there no more, or be shown: among these are enough that are not.
-        limit 3 * %(k)s
+        limit 3 * %(k)s::bigint
     ) b
     join mine on mine.place = (b.at >> 32) << 32
 )"""

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from pgmemory.errors import ConfigurationError, SchemaError
 from pgmemory.pool import Database, Execute
 from pgmemory.queries import meaning, security, words
+from pgmemory.queries.parts import quoted
 from pgmemory.schema.changes import changing, in_schema
 from pgmemory.schema.ledger import Search, status, status_within
 from pgmemory.schema.protection import treat_new_alike
@@ -112,7 +113,8 @@ def _make_vectors(execute: Execute, schema: str, model: Model) -> None:
                 "recall by meaning needs the extension pgvector, which this PostgreSQL server does not have: install "
                 "it there, or leave out embeddings= to recall by words alone"
             )
-        execute(meaning.CREATE_EXTENSION)
+        ((is_public,),) = execute(meaning.MAY_CREATE_IN_PUBLIC)
+        execute(meaning.CREATE_EXTENSION.replace("{place}", "public" if is_public else quoted(schema)))
     ((extension_schema, is_new_enough, version),) = execute(meaning.FIND_EXTENSION)
     if not is_new_enough:
         raise SchemaError(
@@ -121,7 +123,8 @@ def _make_vectors(execute: Execute, schema: str, model: Model) -> None:
     create = meaning.CREATE_TABLES.replace("{dimensions}", str(model.dimensions))
     ((named,),) = execute(meaning.QUOTE, {"text": model.name})
     for statement in (meaning.DROP_TABLES, create, meaning.CREATE_TRIGGERS):
-        execute(_made_in(schema, meaning.in_extension(statement.replace("{model}", named), extension_schema)))
+        made = statement.replace("{model}", named).replace("{vector}", extension_schema)
+        execute(_made_in(schema, made))
 
 
 def _made_in(schema: str, statement: str) -> str:

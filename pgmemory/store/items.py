@@ -239,7 +239,8 @@ class ItemStore:
         if query is not None and by != "words":
             asked = self._store._vector_of(query, is_needed=by is not None)
         if asked is not None:
-            parameters["embedding"], extension_schema = asked
+            vector, extension_schema = asked
+            parameters |= {"embedding": vector, "model": self._store.embedder and self._store.embedder.name}
             statement = items.SEARCH_BY_MEANING if refresh_time_to_live else items.LOOK_BY_MEANING
             statement = meaning.in_extension(statement, extension_schema)
         with _storable("filter"):

@@ -124,7 +124,8 @@ class MeaningOperations(StoreBase):
         if vectors is None:
             return False
         parameters = {"lock": f"pgmemory vectors {self.schema} {self.tenant_id}", "lapse": _LAPSE, "limit": _BATCH}
-        claimed = self._execute("claim_texts", queue.claim, {"tenant_id": self.tenant_id} | parameters)
+        own = {"tenant_id": self.tenant_id, "model": vectors.model}
+        claimed = self._execute("claim_texts", queue.claim, own | parameters)
         texts = {bytes(text_hash): text for text_hash, is_known, text in claimed if not is_known}
         if texts:
             self._embed(queue, vectors, texts)
@@ -132,27 +133,30 @@ class MeaningOperations(StoreBase):
 
     def _embed(self, queue: Queue, vectors: schema.Vectors, texts: dict[bytes, str]) -> None:
         """Make and store the vectors of claimed texts, by their hashes; give back those that could not be made."""
-        made, error = self._ask(vectors, texts)
+        made, failed, error = self._ask(vectors, texts)
+        own = {"tenant_id": self.tenant_id, "model": vectors.model}
         if made:
-            parameters = {"hashes": [*made], "embeddings": [*made.values()], "tenant_id": self.tenant_id}
+            parameters = own | {"hashes": [*made], "embeddings": [*made.values()]}
             self._execute("store_vectors", meaning.in_extension(queue.store, vectors.extension_schema), parameters)
         if error is not None:
-            failed = [text_hash for text_hash in texts if text_hash not in made]
-            self._execute("release_texts", queue.release, {"hashes": failed, "tenant_id": self.tenant_id})
+            left = [text_hash for text_hash in texts if text_hash not in made]
+            self._execute("release_texts", queue.release, own | {"hashes": left, "failed": failed})
             if not made:
                 raise error
-            _logger.warning("%d %s cannot be found by their meaning yet: %s", len(failed), queue.name, error)
+            _logger.warning("%d %s cannot be found by their meaning yet: %s", len(left), queue.name, error)
 
     def _ask(
         self, vectors: schema.Vectors, texts: dict[bytes, str]
-    ) -> tuple[dict[bytes, str], EmbeddingError | None]:
-        """Return the vectors of texts as far as they can be made, and why the others cannot."""
+    ) -> tuple[dict[bytes, str], list[bytes], EmbeddingError | None]:
+        """Return the vectors of texts as far as they can be made, for which the embedder failed, and why."""
         assert self.embedder is not None, "the texts were claimed for it"
         try:
-            return dict(zip(texts, self.embedder.of_texts([*texts.values()], vectors.dimensions), strict=True)), None
+            whole = self.embedder.of_texts([*texts.values()], vectors.dimensions)
+            return dict(zip(texts, whole, strict=True)), [], None
         except EmbeddingError as error:
             last = error
         made: dict[bytes, str] = {}
+        failed = [*texts] if len(texts) == 1 else []
         failures = 0
         # It may be one text that the embedder does not take: the others must not wait for that one.
         for text_hash, text in texts.items() if len(texts) > 1 else ():
@@ -161,7 +165,8 @@ class MeaningOperations(StoreBase):
                 failures = 0
             except EmbeddingError as error:
                 last = error
+                failed.append(text_hash)
                 failures += 1
                 if failures == _FAILURES:
                     break
-        return made, last
+        return made, failed, last

@@ -126,6 +126,7 @@ class RecallOperations(EncryptionOperations, MeaningOperations):
         parameters = names_of(self._own(key)) | {
             "text": readable(text),
             "embedding": vector,
+            "model": self.embedder and self.embedder.name,
             "k": k,
             "whole_user": whole_user,
             "turns": turns,
@@ -156,9 +157,9 @@ class RecallOperations(EncryptionOperations, MeaningOperations):
         """Index what is stored in clear text and is not indexed yet, and make the vectors that wait to be made.
 
         What is written is indexed at once, and embedded soon: this is for what was stored before `setup` was called
-        with ``search``, if that has ended early, and for knowing that all is done. It also makes the vectors of items,
-        by which they are found. In batches, each a transaction of its own, beside writers that go on; if it ends
-        early, another call goes on.
+        with ``search``, if that has ended early, and for waiting until all has its vector but what another process is
+        embedding at this moment. It also makes the vectors of items. In batches, each a transaction of its own, beside
+        writers that go on; if it ends early, another call goes on.
 
         Args:
             all_tenants: What every tenant has stored, not only the store's; but vectors are made of its own alone.
