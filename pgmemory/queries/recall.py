@@ -83,7 +83,7 @@ _NEAREST = 500
 
 # All vectors have length 1, so that their inner product, which pgvector gives negated, is their cosine similarity.
 _BY_MEANING = f"""
-asked as materialized (select case when {IS_OF_MODEL} then %(embedding)s::{{vector}}.halfvec end as embedding),
+asked as materialized (select %(embedding)s::{{vector}}.halfvec as embedding where {IS_OF_MODEL}),
 nearest as materialized (
     select mine.place + v.message_index + 1 as at,
            -(v.embedding operator({{vector}}.<#>) (select embedding from asked)) as similarity
