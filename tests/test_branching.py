@@ -290,6 +290,13 @@ def test_a_fork_that_is_asked_for_again_is_there(history: PostgresChatMessageHis
         history.fork("fork None")
 
 
+def test_a_fork_that_was_emptied_is_no_fork_any_more(history: PostgresChatMessageHistory) -> None:
+    history.add_messages([human("q"), ai("a")])
+    history.fork("emptied").clear()
+    with pytest.raises(ConfigurationError, match="there is a session 'emptied' already"):
+        history.fork("emptied")
+
+
 def test_forks_among_writers_are_each_of_one_moment(store: ConversationStore) -> None:
     history = PostgresChatMessageHistory("s", store, max_messages=12)
     history.add_messages(dialogue(3))

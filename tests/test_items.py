@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -498,3 +499,23 @@ def test_a_namespace_that_is_none_is_refused_by_every_method(items: ItemStore, n
     ):
         with pytest.raises(ConfigurationError, match="namespace"):
             use()
+
+
+def test_writers_that_put_and_delete_the_same_items_never_wait_for_each_other_in_turn(
+    store: ConversationStore, server_dsn: str
+) -> None:
+    retries: list[int] = []
+
+    def write(number: int) -> None:
+        for turn in range(15):
+            puts = [Put(("c",), f"k{(turn * place + number) % 7}", {"v": place}) for place in range(5)]
+            shared.items("u").put_all([*puts, Put(("c",), f"k{(number + turn) % 7}", None)])
+
+    with (
+        ConversationStore(
+            server_dsn, schema=store.schema, on_operation=lambda done: retries.append(done.retries)
+        ) as shared,
+        ThreadPoolExecutor(5) as executor,
+    ):
+        list(executor.map(write, range(5)))
+    assert retries and set(retries) == {0}

@@ -246,6 +246,19 @@ def test_users_tenants_and_sessions_stay_apart(
     assert [ask(saver, thread, "Which order?") for thread in threads] == ["7001", "7002", "7004"]
 
 
+def test_an_agent_that_is_handed_a_threads_metadata_goes_on_with_it(store: ConversationStore, saver: Any) -> None:
+    PostgresChatMessageHistory("s", store).add_messages([human("My number is 7001"), ai("noted")])
+    copy_to_langgraph(store, saver)
+    thread = thread_of(store)
+    agent = create_agent(FakeChat(answer=knows), [find_order], checkpointer=saver)
+    handed_on = {**config(thread), "metadata": dict(agent.get_state(config(thread)).metadata)}
+    agent.invoke({"messages": [HumanMessage("Which is it?")]}, handed_on)
+    assert copy_to_langgraph(store, saver).continued == 1
+    assert len(held(saver, thread)) == 4
+    copy_from_langgraph(store, saver)
+    assert len(store.list_messages("s")) == 4
+
+
 def test_metadata_says_whose_a_thread_is_and_when_it_was_said(store: ConversationStore, saver: Any) -> None:
     say(store, *dialogue(1), user_id="u7")
     copy_to_langgraph(store, saver)
@@ -500,6 +513,10 @@ def test_the_commands_go_there_and_back(
     back = ("copy-from-langgraph", "--from-dsn", threads_dsn, "--schema", store.schema)
     ended = call(*there, "--dry-run", dsn=server_dsn)
     assert ended.code == 0 and ended.output.startswith("would write 2 threads with 4 messages, of 2 conversations;")
+    test_cli.failed(call(*there, "--session", "nope", dsn=server_dsn), "there is no conversation of this name")
+    test_cli.failed(call(*there, "--user", "nobody", dsn=server_dsn), "user 'nobody' has no conversation")
+    several = call(*there, "--session", "s", dsn=server_dsn)
+    assert several.code == 2 and "'u7'" in several.errors and "'u8'" in several.errors
     for expected in ({"threads": 1, "already_there": 0}, {"threads": 0, "already_there": 1}):
         ended = call(*there, "--user", "u7", "--session", "s", "--json", dsn=server_dsn)
         assert ended.code == 0 and json.loads(ended.output).items() >= expected.items()

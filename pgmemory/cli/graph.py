@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pgmemory.cli.app import json_option, main, print_json, with_store
+from pgmemory.cli.finding import find_conversation
 from pgmemory.cli.progress import progress_bar
 from pgmemory.errors import ConfigurationError
 from pgmemory.store import ConversationStore
@@ -59,6 +60,8 @@ def copy_to(
     from pgmemory.transfer.graph_savers import has_tables
     from pgmemory.transfer.graph_threads import copy_to_langgraph
 
+    if session is not None:
+        user = find_conversation(store, session, user).user_id
     with _saver(to_dsn) as saver, progress_bar("copying") as progress:
         if not dry_run:
             saver.setup()
@@ -71,6 +74,8 @@ def copy_to(
             dry_run=dry_run,
             on_progress=progress,
         )
+    if user and not report.conversations:
+        raise click.ClickException(f"user {user!r} has no conversation: nothing was copied")
     would = "would write" if dry_run else "wrote"
     _end(
         report,

@@ -123,9 +123,11 @@ where c.id = %(fork_id)s
   and (exists (select 1 from {schema}.conversation_messages m
                where m.conversation_id = %(fork_id)s and m.write_id = %(write_id)s)
        or (c.next_message_index = %(through)s + 1
-           and not exists (select 1 from {schema}.conversation_messages m where m.conversation_id = %(fork_id)s)));
+           and not exists (select 1 from {schema}.conversation_messages m
+                           where m.conversation_id = %(fork_id)s
+                              or (m.conversation_id = %(id)s and m.message_index <= %(through)s))));
 """
-"""Tell whether a conversation is this fork. One without messages bears no mark, and is what a fork of none would be."""
+"""Tell whether a conversation is this fork. A fork of no message bears no mark, and has none."""
 
 READ_STATES = f"""
 with ends as materialized (

@@ -17,9 +17,14 @@ _BELOW_PREFIX = """i.namespace >= %(first)s::text[]
 # Well within what a tsvector can hold, whatever the text.
 _MOST_BYTES_OF_WORDS = 250_000
 
+# One after the other of an owner: what is put and what is deleted are locked in orders of their own, and waiting for
+# each other in turn would end in deadlocks.
+_ONE_WRITER = "select pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended(%(owner_id)s::text, 0));"
+
 PUT = (
     READ_COMMITTED
     + f"""
+{_ONE_WRITER}
 insert into {{schema}}.items as i (tenant_id, owner_id, user_id, session_id, namespace, key, value, words,
                                  meaning_paths, created_at, updated_at, time_to_live, expires_at)
 select %(tenant_id)s, %(owner_id)s::uuid, %(user_id)s, %(session_id)s, p.namespace, p.key, p.value,
@@ -38,7 +43,7 @@ on conflict (tenant_id, owner_id, namespace, key) do update set
     expires_at = excluded.expires_at;
 """
 )
-"""Put items, in the order of their keys, so that two writers never wait for each other in turn."""
+"""Put items, replacing those of the same keys."""
 
 
 def _refreshing(found: str) -> str:
@@ -172,6 +177,7 @@ limit %(limit)s offset %(offset)s;
 def _delete(which: str, using: str = "") -> str:
     # A hold waits for the lock, or this for the hold.
     return f"""{READ_COMMITTED}
+{_ONE_WRITER}
 select from {{schema}}.conversations c where c.id = %(owner_id)s for share;
 with held as (
     select c.session_id, c.hold_reason from {{schema}}.conversations c

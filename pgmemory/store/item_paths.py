@@ -14,8 +14,11 @@ Index = Sequence[str] | Literal[False] | None
 _WHOLE = "$"
 # A field, or what of a list: the paths that LangGraph's PutOp.index is documented with. A jsonpath has neither NUL nor
 # half a surrogate pair.
-_STEP = re.compile(r"\.?([^.*\[\]{}\0\ud800-\udfff]+)|\[(\*|-?\d{1,9})\]")
-_PATH = re.compile(rf"(?!\.)(?:{_STEP.pattern})+")
+_FIELD = r"[^.*\[\]{}\0\ud800-\udfff]+"
+_ELEMENT = r"\[(?:\*|-?\d{1,9})\]"
+# There is one way only to read a path, so that a long one that is none is refused as fast.
+_PATH = re.compile(rf"(?:{_FIELD}|{_ELEMENT})(?:\.{_FIELD}|{_ELEMENT})*")
+_STEP = re.compile(rf"({_FIELD})|({_ELEMENT})")
 
 
 def json_paths(index: Any) -> list[str]:
@@ -47,7 +50,8 @@ def _json_path(path: Any) -> str:
     return _WHOLE + "".join(f".{json.dumps(field)}" if field else _element(of) for field, of in _STEP.findall(path))
 
 
-def _element(number: str) -> str:
+def _element(step: str) -> str:
+    number = step[1:-1]
     if number != "*" and int(number) < 0:
         return f"[last - {-int(number) - 1}]"
     return f"[{number.removeprefix('-')}]"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,8 @@ _PAGE_CHECKPOINTS = 50
 _LAST_NODE = "model"
 COPIED_FROM = {"copied_from": "pgmemory"}
 """What the metadata of a checkpoint have that copying made."""
+
+_COPIED_MESSAGES = "copied_messages"  # which these were, as a digest of their ids
 
 _UNDEFINED_TABLE = "42P01"
 
@@ -69,7 +73,8 @@ def writer(saver: Saver) -> Callable[[str, list[BaseMessage], dict[str, Any]], o
     graph = builder.compile(checkpointer=saver)
 
     def write(thread_id: str, messages: list[BaseMessage], metadata: dict[str, Any]) -> None:
-        config: RunnableConfig = {"configurable": {"thread_id": thread_id}, "metadata": metadata}
+        marked = metadata | {_COPIED_MESSAGES: _digest(messages)}
+        config: RunnableConfig = {"configurable": {"thread_id": thread_id}, "metadata": marked}
         anew = {"messages": [RemoveMessage(REMOVE_ALL_MESSAGES), *messages]}
         graph.update_state(config, anew, as_node=_LAST_NODE)
 
@@ -80,9 +85,19 @@ def find_copied(saver: Saver, thread_id: str, newest: CheckpointTuple, by: dict[
     """Return the newest checkpoint of a thread that copying made and whose metadata has these entries."""
     by = COPIED_FROM | by
     metadata: Any = newest.metadata
-    if all(metadata.get(name) == value for name, value in by.items()):
+    if all(metadata.get(name) == value for name, value in by.items()) and _is_copy(newest):
         return newest
-    return next(iter(saver.list(config_of(thread_id), filter=by, limit=1)), None)
+    return next(filter(_is_copy, saver.list(config_of(thread_id), filter=by)), None)
+
+
+def _is_copy(checkpoint: CheckpointTuple) -> bool:
+    # An application may hand the metadata of a thread on to the agent that continues it.
+    metadata: Any = checkpoint.metadata
+    return bool(metadata.get(_COPIED_MESSAGES) == _digest(messages_in(checkpoint) or []))
+
+
+def _digest(messages: list[BaseMessage]) -> str:
+    return hashlib.sha256(json.dumps([message.id for message in messages]).encode()).hexdigest()
 
 
 def messages_in(checkpoint: CheckpointTuple) -> list[BaseMessage] | None:
