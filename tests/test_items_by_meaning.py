@@ -442,7 +442,7 @@ def test_as_many_texts_are_looked_at_as_are_claimed_however_many_wait(
             for node in nodes(crowd.explained(query, "with due as"))
             if node.get("Alias") in ("v", "o")  # what waits, and who makes the same
         ]
-        assert seen == [64, 64]
+        assert seen[0] == 64 >= sum(seen[1:])
     pool.closeall()
 
 

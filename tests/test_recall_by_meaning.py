@@ -10,11 +10,12 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import timedelta
 from typing import Any
 
 import numpy
+import psycopg2
 import pytest
 from conftest import PROJECT, CountingPool, run_together
 from conversations import ai, calling, human, result
@@ -542,6 +543,38 @@ def test_a_store_of_the_model_before_mixes_no_vectors_in_and_recalls_by_words(
     assert hits(old, "delivery", by="meaning") == []
     new.index_messages()
     assert waiting(admin, old) == 0 and len(set(vectors(admin, old).values())) == 1
+
+
+def test_a_role_that_may_not_use_pgvector_recalls_by_words(
+    opened: Opening, server_dsn: str, admin: Connection, new_role: Callable[[], str],  # noqa: F811
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    name = f"test_{uuid.uuid4().hex[:12]}"
+    execute(admin, f"create database {name}")
+    role = new_role()
+    try:
+        dsn = make_dsn(server_dsn, dbname=name)
+        query(dsn, "create schema hidden; create extension vector schema hidden")
+        with ConversationStore(dsn, embeddings=FakeEmbeddings()) as owner:
+            owner.setup(search=True)
+            with closing(psycopg2.connect(dsn)) as connection, connection:
+                execute(connection, "grant usage on schema pgmemory to {role}", role=role)
+                execute(connection, "grant all on all tables in schema pgmemory to {role}", role=role)
+            as_role = make_dsn(dsn, user=role, password=PASSWORD)
+            with ConversationStore(as_role, embeddings=FakeEmbeddings()) as app:
+                say(app, "old", "my parcel", "nice")
+                owner.index_messages()
+                assert best(app, "parcels") == ("old", 0)
+        assert "recalled by their words alone: permission denied for schema hidden" in caplog.text
+    finally:
+        execute(admin, f"drop database {name} (force)")
+
+
+def test_a_store_whose_embeddings_are_not_asked_says_so(
+    meaning: ConversationStore, opened: Opening, caplog: pytest.LogCaptureFixture
+) -> None:
+    say(opened(FakeEmbeddings("other")), "old", "my parcel", "nice")
+    assert "'FakeEmbeddings other', are not asked" in caplog.text and "'FakeEmbeddings concepts' makes" in caplog.text
 
 
 def test_a_failing_embedder_is_told_when_setting_up_and_nothing_is_made(opened: Opening, admin: Connection) -> None:

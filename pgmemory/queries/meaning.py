@@ -143,7 +143,9 @@ create table {{schema}}.{kind.table} (
 alter table {{schema}}.{kind.table} alter column embedding set storage main;
 comment on table {{schema}}.{kind.table} is '{kind.comment}';
 comment on column {{schema}}.{kind.table}.embedding is {{model}};
-create index {kind.table}_by_text on {{schema}}.{kind.table} (tenant_id, text_hash);
+create index {kind.table}_by_text on {{schema}}.{kind.table} (tenant_id, text_hash) where embedding is not null;
+create index {kind.table}_waiting on {{schema}}.{kind.table} (tenant_id, text_hash, claimed_at)
+    where num_nulls(embedding) = 1;
 create index {kind.table}_to_make on {{schema}}.{kind.table} (tenant_id, failures) where embedding is null;
 """
 
@@ -278,6 +280,8 @@ class Queue(NamedTuple):
     release: str
 
 
+# What waits is found by its text where `num_nulls(embedding) = 1` is said, in order of failures where
+# `embedding is null` is: so the planner, whatever its statistics, cannot take the one index for the other.
 def _queue(name: str, kind: _Kind) -> Queue:
     table = f"{{schema}}.{kind.table}"
     claim = f"""
@@ -290,7 +294,7 @@ with due as materialized (
       and (v.claimed_at is null or v.claimed_at < statement_timestamp() - %(lapse)s::interval)
       and not exists (
           select from {table} o
-          -- So that it is looked up by its text, for each that is claimed: not among all that wait, or all at once.
+          -- Looked up by its text for each that is claimed, not all at once.
           where o.tenant_id = v.tenant_id and o.text_hash = v.text_hash and num_nulls(o.embedding) = 1
             and o.claimed_at >= statement_timestamp() - %(lapse)s::interval
           offset 0)
@@ -323,7 +327,7 @@ with made as (
 waiting as materialized (
     select {kind.columns_of("v")}, made.embedding
     from made join {table} v
-        on v.tenant_id = %(tenant_id)s and v.text_hash = made.text_hash and v.embedding is null
+        on v.tenant_id = %(tenant_id)s and v.text_hash = made.text_hash and num_nulls(v.embedding) = 1
     where {IS_OF_MODEL}
     for no key update of v skip locked
 )
@@ -333,7 +337,7 @@ from waiting where {_same(kind.key, "v", "waiting")};
     release = f"""
 with failed as materialized (
     select {kind.columns_of("v")} from {table} v
-    where v.tenant_id = %(tenant_id)s and v.text_hash = any(%(hashes)s::bytea[]) and v.embedding is null
+    where v.tenant_id = %(tenant_id)s and v.text_hash = any(%(hashes)s::bytea[]) and num_nulls(v.embedding) = 1
     for no key update skip locked
 )
 update {table} v set claimed_at = null, failures = v.failures + (v.text_hash = any(%(failed)s::bytea[]))::int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 import time
 import uuid
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 # Its own limit ends a statement and leaves the connection in order; so it comes before the client's.
 _SHARE_OF_THE_SERVER = 0.9
+
+_logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -268,6 +271,13 @@ class StoreBase:
 
     def _check_schema(self) -> None:
         self._search = schema.check(self._database, self.schema, self.tenant_id)
+        vectors = self._search.vectors
+        if vectors is not None and self.embedder is not None and vectors.model != self.embedder.name:
+            _logger.warning(
+                "this store's embeddings, %r, are not asked: in the schema %r %r makes the vectors; "
+                "store.setup(search=True) makes them anew",
+                *(self.embedder.name, self.schema, vectors.model),
+            )
 
     def _index_after_setup(self) -> None:
         """Index what was stored before `setup` made it possible; see `RecallOperations`."""

@@ -129,7 +129,8 @@ class MeaningOperations(StoreBase):
         texts = {bytes(text_hash): text for text_hash, is_known, text in claimed if not is_known}
         if texts:
             self._embed(queue, vectors, texts)
-        return len(claimed) == _BATCH
+        # Also what was stored in the meantime may have found these claimed: so until nothing can be.
+        return bool(claimed)
 
     def _embed(self, queue: Queue, vectors: schema.Vectors, texts: dict[bytes, str]) -> None:
         """Make and store the vectors of claimed texts, by their hashes; give back those that could not be made."""

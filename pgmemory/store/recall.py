@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,8 +20,12 @@ from pgmemory.store.base import FIRST_ID
 from pgmemory.store.encryption import EncryptionOperations, notes_seals
 from pgmemory.store.meaning import MeaningOperations
 
+_logger = logging.getLogger(__name__)
+
 RecallBy = Literal["words", "meaning", "both"]
 _PART = 4  # which column of RECALL's rows says what a row is
+# data_exception, syntax_error_or_access_rule_violation
+_NOT_AS_EXPECTED = ("22", "42")
 _IDS = 1000
 # One transaction indexes about so many messages: it keeps the writers of their conversations waiting for less than a
 # second.
@@ -133,12 +138,23 @@ class RecallOperations(EncryptionOperations, MeaningOperations):
             "before": before,
             "before_agent": BEFORE_AGENT,
         }
-        rows = self._execute("recall", only_noting_seals(statement), parameters)
-        if notes_seals([row for row in rows if row[_PART] != recall.PART_RECALLED]):
-            rows = self._execute("recall", statement, parameters)
+        try:
+            rows = self._recall(statement, parameters)
+        except StoreError as error:
+            # Such as no right to use pgvector's schema: no turn fails for what recall by words does without.
+            if vector is None or (error.sqlstate or "")[:2] not in _NOT_AS_EXPECTED:
+                raise
+            _logger.warning("messages are recalled by their words alone: %s", error)
+            rows = self._recall(recall.RECALL_BY_WORDS, parameters)
         with self._opener(f"session {key.session_id!r}") as opener:
             window = to_window([columns for _, _, _, _, *columns in rows if columns[0] != recall.PART_RECALLED], opener)
             return Recall(tuple(_turns_in(rows, opener)), window)
+
+    def _recall(self, statement: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
+        rows = self._execute("recall", only_noting_seals(statement), parameters)
+        if notes_seals([row for row in rows if row[_PART] != recall.PART_RECALLED]):
+            return self._execute("recall", statement, parameters)
+        return rows
 
     def _way_to_recall(self, text: str, by: RecallBy | None) -> tuple[str, str | None]:
         """Return the statement that recalls, and the vector of the text if it takes one."""
