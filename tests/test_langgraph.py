@@ -303,6 +303,20 @@ def test_a_summary_leads_with_a_fixed_id_and_stands_for_what_it_covers(store: Co
     assert copy_to_langgraph(store, saver).already_there == 1
 
 
+def test_a_result_that_came_late_is_moved_up_to_its_call_and_answers_no_earlier_one(
+    store: ConversationStore, saver: Any
+) -> None:
+    say(store, human("one"), calling("a"), human("two"), calling("a"), human("three"), result("a"), ai("here"))
+    report = copy_to_langgraph(store, saver)
+    messages = held(saver, thread_of(store))
+    assert [message.content or message.type for message in messages] == [
+        "one", "ai", MISSING_RESULT, "two", "ai", "found", "three", "here",
+    ]  # fmt: skip
+    assert (report.repaired, report.left_out) == (2, 1)
+    assert faults(messages, OF_THE_MEMORY) == []
+    assert copy_to_langgraph(store, saver).already_there == 1
+
+
 def test_dangling_calls_get_results_and_what_no_model_accepts_is_left_out(store: ConversationStore, saver: Any) -> None:
     log = [
         human("one"), calling("a", "b", text="I look."), result("b"),

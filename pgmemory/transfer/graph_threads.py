@@ -45,7 +45,7 @@ class CopyReport:
         messages: Messages in them.
         summarized: Messages of the log that a summary stands for in them.
         left_out: Messages of the log that no model accepts and they do not hold.
-        repaired: Results in them that were made for tool calls without one.
+        repaired: Results in them that were made, or moved up, for tool calls without one behind them.
         already_there: Threads that were as they should be.
         continued: Threads that have gone on since they were copied, while the conversation has not: left alone.
         conflicts: Threads that are others, or have gone on as the conversation has: left alone.

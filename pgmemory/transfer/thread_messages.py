@@ -5,7 +5,7 @@ Pure: rows in, messages out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID, uuid5
 
@@ -31,7 +31,7 @@ class ThreadMessages:
         messages: Oldest first, each with an id of its own.
         summarized: How many messages of the log the summary stands for.
         left_out: How many others of the log no model accepts.
-        repaired: How many results were made for calls without one.
+        repaired: How many results were made, or moved up, for calls without one behind them.
     """
 
     messages: list[BaseMessage]
@@ -45,9 +45,9 @@ def thread_messages(
 ) -> ThreadMessages:
     """Return what a thread holds of a conversation.
 
-    That is all that models accept, by the rules of the memories, but for tool calls without a result: these get one
-    that says so. Where there is a summary, it stands as a system message before the turns that it does not cover,
-    behind the system messages of the preamble.
+    That is all that models accept, by the rules of the memories, but for tool calls without a result behind them: these
+    get the one that came later, where another message stands between, else one that says so. Where there is a summary,
+    it stands as a system message before the turns that it does not cover, behind the system messages of the preamble.
 
     A message keeps its id; one without, or with that of an earlier message, gets one that follows from the conversation
     and its number, the same each time.
@@ -65,8 +65,9 @@ def thread_messages(
         preamble = [logged for logged in preamble if is_preamble_system(logged)]
         turns = [turn for turn in turns if turn[0].message_index > covered]
     told = len(preamble) + sum(map(len, turns))
-    head = shown_preamble([*_with_results(conversation_id, preamble)])
-    body = [logged for turn in turns for logged in shown([*_with_results(conversation_id, turn)])]
+    late = _results_by_call(log)
+    head = shown_preamble([*_with_results(conversation_id, preamble, late)])
+    body = [logged for turn in turns for logged in shown([*_with_results(conversation_id, turn, late)])]
     repaired = sum(isinstance(logged, _MadeResult) for logged in (*head, *body))
     _give_ids(conversation_id, [*head, *body])
     _give_times([*head, *body], stored)
@@ -83,8 +84,24 @@ class _MadeResult(LoggedMessage):
     __slots__ = ()
 
 
-def _with_results(conversation_id: UUID, messages: Sequence[LoggedMessage]) -> Iterator[LoggedMessage]:
-    """Yield the messages of a turn with a result for each call that has none.
+def _results_by_call(log: Sequence[LoggedMessage]) -> dict[tuple[int, str], ToolMessage]:
+    """Return the next result of each call in a log, by the index of the message that calls and the call's id."""
+    results: dict[tuple[int, str], ToolMessage] = {}
+    coming: dict[str, ToolMessage] = {}
+    for logged in reversed(log):
+        if isinstance(logged.message, ToolMessage):
+            coming[logged.message.tool_call_id] = logged.message
+        for _, id in bonds_of(logged.message) if isinstance(logged.message, AIMessage) else ():
+            # An id may come again: what answers a later call answers none before it.
+            if id and id in coming:
+                results[logged.message_index, id] = coming.pop(id)
+    return results
+
+
+def _with_results(
+    conversation_id: UUID, messages: Sequence[LoggedMessage], late: Mapping[tuple[int, str], ToolMessage]
+) -> Iterator[LoggedMessage]:
+    """Yield the messages of a turn with a result for each call that has none behind it.
 
     Calls that no result can answer, those without an id or with that of another, and the older function calls are left
     as they are.
@@ -94,14 +111,16 @@ def _with_results(conversation_id: UUID, messages: Sequence[LoggedMessage]) -> I
         message = logged.message
         if not isinstance(message, (ToolMessage, FunctionMessage)):
             yield from waiting.values()
-            waiting = _results_for(conversation_id, logged) if isinstance(message, AIMessage) else {}
+            waiting = _results_for(conversation_id, logged, late) if isinstance(message, AIMessage) else {}
         elif isinstance(message, ToolMessage):
             waiting.pop(message.tool_call_id, None)
         yield logged
     yield from waiting.values()
 
 
-def _results_for(conversation_id: UUID, logged: LoggedMessage) -> dict[str, LoggedMessage]:
+def _results_for(
+    conversation_id: UUID, logged: LoggedMessage, late: Mapping[tuple[int, str], ToolMessage]
+) -> dict[str, LoggedMessage]:
     assert isinstance(logged.message, AIMessage), "only these call"
     bonds = bonds_of(logged.message)
     ids = {id for kind, id in bonds if kind == "id" and id}
@@ -111,13 +130,11 @@ def _results_for(conversation_id: UUID, logged: LoggedMessage) -> dict[str, Logg
     results: dict[str, LoggedMessage] = {}
     for call in calls:
         call_id = str(call["id"])
-        result = ToolMessage(
-            MISSING_RESULT,
-            tool_call_id=call_id,
-            name=call["name"],
-            status="error",
-            id=str(uuid5(conversation_id, f"result {call_id} of message {logged.message_index}")),
-        )
+        id = str(uuid5(conversation_id, f"result {call_id} of message {logged.message_index}"))
+        if found := late.get((logged.message_index, call_id)):
+            result = found.model_copy(update={"id": id})
+        else:
+            result = ToolMessage(MISSING_RESULT, tool_call_id=call_id, name=call["name"], status="error", id=id)
         results[call_id] = _MadeResult(result, logged.message_index)
     return results
 
